@@ -1,0 +1,42 @@
+"""The retry brain for Prefect on unequal machines.
+
+Prefect finds the worker types `heteroflow` and `heteroflow-process` through the entry point
+`prefect_heteroflow.collection`; a job imports this package for `current_attempt` and costs little.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CurrentAttempt",
+    "HeteroflowSettings",
+    "current_attempt",
+    "get_attempts",
+    "retry_if",
+    "retry_if_transient",
+]
+
+_HOMES = {
+    "CurrentAttempt": "prefect_heteroflow.current",
+    "HeteroflowSettings": "prefect_heteroflow.settings",
+    "current_attempt": "prefect_heteroflow.current",
+    "get_attempts": "prefect_heteroflow.orchestration.history",
+    "retry_if": "prefect_heteroflow.conditions",
+    "retry_if_transient": "prefect_heteroflow.conditions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name, or `__version__`, when it is first asked for."""
+    from importlib import import_module, metadata
+
+    if name == "__version__":
+        return metadata.version("prefect-heteroflow")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,93 @@
+"""What an attempt runs in: the interface that the Docker and the process worker both fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from prefect.client.schemas.objects import FlowRun
+
+from prefect_heteroflow.core.resources import Gpu, Resources
+from prefect_heteroflow.job_configuration import RetryConfiguration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlan:
+    """Everything that starting one attempt takes."""
+
+    flow_run: FlowRun
+    configuration: RetryConfiguration
+    task_id: str
+    attempt: int
+    resources: Resources
+    gpus: tuple[Gpu, ...]
+    """The node's GPUs that this attempt is given."""
+    context_json: str | None
+    """For the engine entry; `None` for a plain job."""
+    on_output: Callable[[bytes], None]
+    """Called from a thread with each chunk of the attempt's output, as it comes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptHandle:
+    """One started attempt."""
+
+    identifier: str
+    """What Prefect keeps as the run's `infrastructure_pid`."""
+    plan: AttemptPlan
+    inner: Any = None
+    """The container or process."""
+    peak_memory_mb: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """How the main process of an attempt ended; `None` means "not observed"."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_killed: bool | None = None
+    oom_kill_count: int | None = None
+    peak_memory_mb: int | None = None
+    engine_error: str | None = None
+    lost: bool = False
+    """Its container or process is gone and nobody can say how it ended."""
+
+
+class AttemptNotStarted(Exception):
+    """The engine refused to pull, create or start.
+
+    Args:
+        engine_error: The engine's own text.
+    """
+
+    def __init__(self, engine_error: str) -> None:
+        super().__init__(engine_error)
+        self.engine_error = engine_error
+
+
+class AttemptBackend(Protocol):
+    """Starts, watches and ends attempts on this node."""
+
+    containers: bool
+
+    async def start_attempt(self, plan: AttemptPlan) -> AttemptHandle:
+        """Start it.
+
+        Raises:
+            AttemptNotStarted: It never ran.
+        """
+
+    async def wait_attempt(self, handle: AttemptHandle) -> AttemptEnd:
+        """Stream its output and return when its main process has ended."""
+
+    async def terminate_attempt(self, handle: AttemptHandle, grace_seconds: float) -> None:
+        """SIGTERM, and SIGKILL after `grace_seconds`; nothing if it has ended."""
+
+    async def read_report(self, handle: AttemptHandle) -> str | None:
+        """The text of the engine entry's report, if it left one."""
+
+    async def discard_attempt(self, handle: AttemptHandle) -> None:
+        """Remove what is left of it. Called after the evidence was read."""

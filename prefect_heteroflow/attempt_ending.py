@@ -1,0 +1,268 @@
+"""Acts on the end of an attempt: the row first, then the run's state, then whatever comes next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.client.schemas.objects import FlowRun, State
+
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.failures import Diagnosis
+from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryPolicy, Stop
+from prefect_heteroflow.core.resources import Resources
+from prefect_heteroflow.core.routing import Route
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.attempt_events import emit_attempt_event
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import write_attempts
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnding:
+    """One ended attempt of one flow run."""
+
+    worker: RetryingWorker
+    flow_run: FlowRun
+    task_id: UUID
+    history: tuple[Attempt, ...]
+    row: Attempt
+    resources: Resources
+    policy: RetryPolicy
+    is_plain_job: bool
+    was_cancelled: Callable[[], bool]
+
+    @property
+    def _is_front(self) -> bool:
+        return self.task_id == self.flow_run.id
+
+    async def completed(self) -> None:
+        """It succeeded, and with it the task."""
+        if self.is_plain_job:
+            await transitions.finish(
+                self.worker.client,
+                self.flow_run.id,
+                transitions.completed_state(f"Attempt {self.row.attempt} ended with exit code 0."),
+            )
+        await self._write(dataclasses.replace(self.row, status=AttemptStatus.COMPLETED))
+        await self._hand_over()
+
+    async def cancelled(self) -> None:
+        """A user cancelled the run: nothing follows."""
+        row = dataclasses.replace(
+            self.row,
+            status=AttemptStatus.CANCELLED,
+            failure="TaskCancelled",
+            decision="Cancelled by a user; nothing is retried.",
+            ended=self.row.ended or utc_now().isoformat(),
+        )
+        await self._write(row)
+        await transitions.cancel_for_good(
+            self.worker.client, self.flow_run.id, "Cancelled by a user; nothing is retried."
+        )
+        if not self._is_front:
+            await transitions.cancel_for_good(
+                self.worker.client,
+                self.task_id,
+                f"Attempt {self.row.attempt} on pool {self.row.pool} was cancelled by a user.",
+            )
+
+    async def left_to_prefect(self) -> None:
+        """The flow paused itself, or Prefect runs it again: not an end of the task."""
+        await self._write(
+            dataclasses.replace(
+                self.row,
+                status=AttemptStatus.SUSPENDED,
+                decision="The flow suspended itself; Prefect goes on with it.",
+            )
+        )
+
+    async def ended_by_itself(self, diagnosis: Diagnosis) -> None:
+        """The flow reported its own failure: its state stands."""
+        state = self.flow_run.state
+        message = None if state is None else state.message
+        await self._write(self._failed_row(diagnosis, f"Stopped: {message}"), failed=True)
+        self._emit(diagnosis, "stop")
+        await self._hand_over()
+
+    async def decided(self, diagnosis: Diagnosis, decision: Decision) -> None:
+        """Write down why it failed and what follows, then do it."""
+        self._log(diagnosis, decision)
+        if isinstance(decision, Stop):
+            await self._write(self._failed_row(diagnosis, decision.reason), failed=True)
+            self._emit(diagnosis, "stop")
+            await self._stop(decision)
+            return
+        await self._write(self._failed_row(diagnosis, decision.reason), self._next_row(decision))
+        self._emit(diagnosis, "retry")
+        await self._retry(decision)
+
+    async def move_before_start(self, found: Route, asked: str) -> None:
+        """Send a run that is larger than this node to where it fits, before any attempt."""
+        reason = f"The run asks for {asked}, more than node {self.row.node} has: {found.reason}."
+        decision = Retry(
+            resources=self.resources,
+            place=Place(pool=found.pool, node=found.node),
+            delay_seconds=0.0,
+            reason=reason,
+        )
+        self.worker.get_flow_run_logger(self.flow_run).info("%s", reason)
+        planned = dataclasses.replace(self._next_row(decision), attempt=self.row.attempt)
+        await self._write(planned)
+        await self._retry(decision, attempt=self.row.attempt)
+
+    # ---- what follows ------------------------------------------------------------------------
+
+    async def _retry(self, decision: Retry, *, attempt: int | None = None) -> None:
+        number = self.row.attempt + 1 if attempt is None else attempt
+        due = utc_now() + timedelta(seconds=decision.delay_seconds)
+        variables = self._job_variables(decision)
+        if decision.place.pool != self.worker.node.pool:
+            await self._move(decision, number, variables)
+            return
+        accepted = await transitions.await_retry(
+            self.worker.client,
+            self.flow_run,
+            due=due,
+            now=utc_now(),
+            message=decision.reason,
+            job_variables=variables,
+        )
+        if not accepted or self.was_cancelled():
+            await self.cancelled()
+            return
+        self.worker.wake_at(due, self.flow_run.id)
+
+    async def _move(self, decision: Retry, attempt: int, variables: dict[str, Any]) -> None:
+        client = self.worker.client
+        due = utc_now() + timedelta(seconds=decision.delay_seconds)
+        front = self.flow_run if self._is_front else await client.read_flow_run(self.task_id)
+        # First the parked front run, then the new one: a deployment's concurrency slot is free by
+        # then. If we die in between, `reconcile` finds the planned row and creates the run.
+        if self._is_front:
+            await transitions.escalate(client, front.id, decision.reason)
+        if self.was_cancelled():
+            await self.cancelled()
+            return
+        await transitions.create_attempt_run(
+            client,
+            front,
+            attempt=attempt,
+            pool=decision.place.pool,
+            job_variables=variables,
+            due=due,
+            message=decision.reason,
+        )
+        if not self._is_front:
+            await transitions.finish(
+                client,
+                self.flow_run.id,
+                transitions.ended_state(transitions.ATTEMPT_FAILED, decision.reason),
+                force=True,
+            )
+
+    def _job_variables(self, decision: Retry) -> dict[str, Any]:
+        resources, place = decision.resources, decision.place
+        variables: dict[str, Any] = {
+            **(self.flow_run.job_variables or {}),
+            "memory_mb": resources.memory_mb,
+            "gpu_count": resources.gpu_count,
+        }
+        for name in ("shm_mb", "gpu_memory_mb"):
+            value = getattr(resources, name)
+            if value is not None:
+                variables[name] = value
+        variables.pop("placement", None)
+        if place.node is not None or place.avoid_nodes:
+            variables["placement"] = {
+                "prefer": place.node,
+                "avoid": list(place.avoid_nodes),
+                "since": utc_now().isoformat(),
+            }
+        return variables
+
+    async def _stop(self, decision: Stop) -> None:
+        state = transitions.ended_state(decision.ending.value, decision.reason)
+        if decision.ending.value == "Cancelled":
+            await self.cancelled()
+            return
+        await transitions.finish(self.worker.client, self.flow_run.id, state, force=True)
+        if not self._is_front:
+            await transitions.take_over(self.worker.client, self.task_id, state)
+
+    async def _hand_over(self) -> None:
+        """Give the end of an attempt run to its front run, result and all."""
+        if self._is_front:
+            return
+        run = await self.worker.client.read_flow_run(self.flow_run.id)
+        state: State[Any] | None = run.state
+        if state is not None and state.is_final():
+            await transitions.take_over(self.worker.client, self.task_id, state)
+
+    # ---- what is written down ----------------------------------------------------------------
+
+    def _failed_row(self, diagnosis: Diagnosis, decision: str) -> Attempt:
+        return dataclasses.replace(
+            self.row,
+            status=AttemptStatus.FAILED,
+            failure=diagnosis.failure.value,
+            rule=diagnosis.rule,
+            reason=diagnosis.reason,
+            decision=decision,
+            ended=self.row.ended or utc_now().isoformat(),
+        )
+
+    def _next_row(self, decision: Retry) -> Attempt:
+        stays = decision.place.pool == self.worker.node.pool
+        return Attempt(
+            attempt=self.row.attempt + 1,
+            flow_run_id=str(self.flow_run.id) if stays else "",
+            status=AttemptStatus.SCHEDULED,
+            pool=decision.place.pool,
+            node=decision.place.node,
+            memory_mb=decision.resources.memory_mb,
+            shm_mb=decision.resources.shm_mb,
+            gpu_count=decision.resources.gpu_count,
+            gpu_memory_mb=decision.resources.gpu_memory_mb,
+        )
+
+    async def _write(self, *rows: Attempt, failed: bool = False) -> None:
+        summary = failed or bool(self.history) or len(rows) > 1
+        await write_attempts(self.worker.client, self.task_id, list(rows), summary=summary)
+
+    def _log(self, diagnosis: Diagnosis, decision: Decision) -> None:
+        retries = self.policy.max_retries
+        total = "∞" if retries < 0 else str(1 + retries)
+        runs = {self.flow_run.id: self.flow_run}
+        logger = self.worker.get_flow_run_logger(runs[self.flow_run.id])
+        verb = "retry" if isinstance(decision, Retry) else "stop"
+        logger.warning(
+            "attempt %d/%s %s (rule %s), %s: %s",
+            self.row.attempt,
+            total,
+            diagnosis.failure.value,
+            diagnosis.rule,
+            verb,
+            decision.reason,
+        )
+        if diagnosis.line:
+            logger.warning("It shows in this line: %s", diagnosis.line)
+
+    def _emit(self, diagnosis: Diagnosis, verdict: str) -> None:
+        emit_attempt_event(
+            self.flow_run,
+            task_id=self.task_id,
+            attempt=self.row.attempt,
+            failure=diagnosis.failure.value,
+            rule=diagnosis.rule,
+            verdict=verdict,
+            node=self.worker.node.name,
+            pool=self.worker.node.pool,
+        )

@@ -1,0 +1,492 @@
+"""The life of one attempt: started, watched, diagnosed, and what follows from its end.
+
+The order is what makes it safe: evidence is read before the container is removed, the row is
+written before anything is acted on, and the run's state changes last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+from prefect.client.schemas.objects import FlowRun, StateType
+
+from prefect_heteroflow import environment
+from prefect_heteroflow.attempt_backend import AttemptEnd, AttemptHandle, AttemptNotStarted
+from prefect_heteroflow.attempt_backend import AttemptPlan as Plan
+from prefect_heteroflow.attempt_ending import AttemptEnding
+from prefect_heteroflow.attempt_outcome import Outcome, outcome_of
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.classify import diagnose
+from prefect_heteroflow.core.decide import decide
+from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
+from prefect_heteroflow.core.job_values import (
+    JobValueError,
+    JobValues,
+    boost_gpu_inference_memory,
+    parse_job_values,
+)
+from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryStrategy, Stop
+from prefect_heteroflow.core.resources import Gpu, Resources
+from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
+from prefect_heteroflow.core.scanner import FailureScanner
+from prefect_heteroflow.core.user_rules import parse_user_rules
+from prefect_heteroflow.job_configuration import RetryConfiguration
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
+from prefect_heteroflow.orchestration.run_output import RunOutput
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+
+class AttemptLife:
+    """One attempt of one flow run on this worker."""
+
+    def __init__(
+        self, worker: RetryingWorker, flow_run: FlowRun, configuration: RetryConfiguration
+    ) -> None:
+        self._worker = worker
+        self._client = worker.client
+        self.flow_run = flow_run
+        self._configuration = configuration
+        self.task_id = transitions.task_id_of(flow_run)
+        self._logger: logging.LoggerAdapter[Any] = worker.get_flow_run_logger(flow_run)
+        self._history: tuple[Attempt, ...] = ()
+        self._row = self._new_row(1)
+        self._values = parse_job_values({})
+        self._resources = Resources()
+        self._gpus: tuple[Gpu, ...] = ()
+        self.handle: AttemptHandle | None = None
+        self._scanner = FailureScanner()
+        self._output = RunOutput(self._logger)
+        self._reported_start = False
+        self.cancel_requested = False
+        self._cancelled = anyio.Event()
+
+    # ---- from start to end -------------------------------------------------------------------
+
+    async def run(self, task_status: anyio.abc.TaskStatus[Any]) -> str:
+        """Run the attempt to its end and act on it. Gives the infrastructure's identifier."""
+        try:
+            await self._wait_until_due()
+            if self.cancel_requested:
+                await self._ending().cancelled()
+                return ""
+            if not await self._take_up():
+                return ""
+            try:
+                handle = await self._start()
+            except AttemptNotStarted as error:
+                await self._settle_unstarted(error.engine_error)
+                return ""
+            if handle is None:
+                return ""
+            self.handle = handle
+            self._reported_start = True
+            task_status.started(handle.identifier)
+            if self.cancel_requested:
+                await self._terminate(handle)
+            await self._note_running()
+            await self._watch(handle)
+            return handle.identifier
+        finally:
+            if not self._reported_start:
+                # Core wants a word from every run; `None` is the one that keeps no identifier.
+                task_status.started(None)
+
+    async def resume(self, handle: AttemptHandle) -> None:
+        """Watch an attempt that an earlier process of this worker has started."""
+        self._history = tuple(await read_attempts(self._client, self.task_id))
+        number = handle.plan.attempt
+        known = [row for row in self._history if row.attempt == number]
+        self._history = tuple(row for row in self._history if row.attempt < number)
+        self._row = known[0] if known else self._new_row(number)
+        if self._row.status not in (AttemptStatus.RUNNING, AttemptStatus.SCHEDULED):
+            self._logger.info("Attempt %d was settled before; its remains are removed.", number)
+            await self._worker.discard_attempt(handle)
+            return
+        try:
+            self._values = self._configuration.job_values(self._worker.heteroflow_settings)
+        except JobValueError as error:
+            self._logger.warning("%s The defaults decide about its end.", error)
+        self._resources = handle.plan.resources
+        self._gpus = handle.plan.gpus
+        self.handle = handle
+        self._logger.info(
+            "Worker '%s' watches attempt %d again, which it had started before it was restarted.",
+            self._worker.name,
+            number,
+        )
+        await self._watch(handle)
+
+    async def request_cancel(self) -> None:
+        """End the attempt, now or as soon as it has started."""
+        if self.cancel_requested:
+            return
+        self.cancel_requested = True
+        self._cancelled.set()
+        if self.handle is not None:
+            await self._terminate(self.handle)
+
+    async def _wait_until_due(self) -> None:
+        """Workers are given runs ahead of time; a retry must not start before its delay is over."""
+        state = self.flow_run.state
+        due = None if state is None else state.state_details.scheduled_time
+        if due is None:
+            return
+        seconds = (due - utc_now()).total_seconds()
+        if seconds > 0:
+            with anyio.move_on_after(seconds):
+                await self._cancelled.wait()
+
+    async def _take_up(self) -> bool:
+        """Read what is known of the task; `False` when this run is not to be started here."""
+        self._history = tuple(await read_attempts(self._client, self.task_id))
+        open_row = self._history[-1] if self._history else None
+        if open_row is not None and self._is_carried_elsewhere(open_row):
+            await transitions.escalate(
+                self._client,
+                self.flow_run.id,
+                f"Attempt {open_row.attempt} of this run is {open_row.status.value} on pool"
+                f" {open_row.pool}; the run ends with it. Resume does nothing here: cancel the"
+                " run to end it.",
+            )
+            return False
+        if open_row is not None and open_row.status is AttemptStatus.RUNNING:
+            # Somebody scheduled the run again although nobody saw this attempt end.
+            lost = dataclasses.replace(
+                open_row,
+                status=AttemptStatus.FAILED,
+                failure=FailureClass.NODE_LOST.value,
+                reason="Its end was never seen: the worker that watched it went away.",
+                decision="The run was scheduled again.",
+                ended=utc_now().isoformat(),
+            )
+            self._history = (*self._history[:-1], lost)
+            await write_attempts(self._client, self.task_id, [lost], summary=False)
+        if open_row is not None and open_row.status is AttemptStatus.SCHEDULED:
+            self._history = self._history[:-1]
+        self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
+        return await self._accept_values()
+
+    def _is_carried_elsewhere(self, row: Attempt) -> bool:
+        return row.status in (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING) and (
+            row.flow_run_id not in ("", str(self.flow_run.id))
+            or (row.pool is not None and row.pool != self._worker.work_pool.name)
+        )
+
+    async def _accept_values(self) -> bool:
+        configuration = self._configuration
+        try:
+            if configuration.refusal is not None:
+                raise JobValueError(configuration.refusal, failure=FailureClass.INVALID_CONFIG)
+            self._values = configuration.job_values(self._worker.heteroflow_settings)
+            self._worker.check_configuration(configuration)
+        except JobValueError as error:
+            await self._refuse(error.failure, "job-variables", str(error))
+            return False
+        self._resources = self._values.resources
+        image = getattr(configuration, "image", None)
+        boosted = boost_gpu_inference_memory(
+            image, self._resources, configuration.memory_mb_was_set
+        )
+        if boosted is not None:
+            self._logger.info(
+                "Auto-boost GPU inference memory: %d → %dMB",
+                self._resources.memory_mb,
+                boosted.memory_mb,
+            )
+            self._resources = boosted
+        self._row = dataclasses.replace(
+            self._row,
+            memory_mb=self._resources.memory_mb,
+            shm_mb=self._resources.shm_mb,
+            gpu_count=self._resources.gpu_count,
+            gpu_memory_mb=self._resources.gpu_memory_mb,
+        )
+        return await self._accept_place()
+
+    async def _accept_place(self) -> bool:
+        """Move the run, or refuse it, when it is larger than this node."""
+        node = self._worker.node
+        if fits(self._resources, node):
+            return True
+        cluster = await self._worker.read_cluster()
+        found = route(
+            self._resources,
+            cluster,
+            current_pool=node.pool,
+            current_node=node.name,
+            containers=self._worker.containers,
+        )
+        asked = _asked(self._resources)
+        stays = self._values.policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE
+        if isinstance(found, NoRoute):
+            text = f"The run asks for {asked}: {found.reason}"
+            await self._refuse(FailureClass.RESOURCE_LIMIT_EXCEEDED, "no-node-fits", text)
+            return False
+        if stays and found.pool != node.pool:
+            text = (
+                f"The run asks for {asked}, more than node {node.name} has, and"
+                f" {self._values.policy.retry_strategy.value} keeps it on pool {node.pool}."
+                f" Run it on pool {found.pool}, or ask for less."
+            )
+            await self._refuse(FailureClass.RESOURCE_LIMIT_EXCEEDED, "no-node-fits", text)
+            return False
+        await self._ending().move_before_start(found, asked)
+        return False
+
+    async def _refuse(self, failure: FailureClass, rule: str, text: str) -> None:
+        self._logger.error("%s", text)
+        diagnosis = Diagnosis(failure=failure, rule=rule, reason=text)
+        await self._conclude(diagnosis, AttemptEnd(), never_started=True)
+
+    async def _start(self) -> AttemptHandle | None:
+        worker = self._worker
+        self._gpus = worker.take_gpus(str(self.flow_run.id), self._resources)
+        previous = next((row.failure for row in reversed(self._history) if row.failure), None)
+        gpu_memory_mb = self._gpu_memory_mb()
+        self._row = dataclasses.replace(
+            self._row, gpu_memory_mb=gpu_memory_mb or self._resources.gpu_memory_mb
+        )
+        variables = environment.attempt_variables(
+            task_id=str(self.task_id),
+            attempt=self._row.attempt,
+            node=worker.node.name,
+            resources=self._resources,
+            gpu_memory_mb=gpu_memory_mb,
+            previous_failure=previous,
+        )
+        self._configuration.env = {**self._configuration.env, **variables}
+        plan = Plan(
+            flow_run=self.flow_run,
+            configuration=self._configuration,
+            task_id=str(self.task_id),
+            attempt=self._row.attempt,
+            resources=self._resources,
+            gpus=self._gpus,
+            context_json=None if self._configuration.is_plain_job else self._context().to_json(),
+            on_output=self._on_output,
+        )
+        self._logger.info(
+            "Attempt %d on node %s: %s",
+            self._row.attempt,
+            worker.node.name,
+            _asked(self._resources),
+        )
+        return await worker.start_attempt(plan)
+
+    def _context(self) -> environment.AttemptContext:
+        values = self._values
+        return environment.AttemptContext(
+            policy=values.policy,
+            resources=self._resources,
+            pool=self._worker.node.pool,
+            node=self._worker.node.name,
+            history=self._history,
+            gpu_memory_mb=self._gpu_memory_mb(),
+            containers=self._worker.containers,
+            retry_on=tuple(values.retry_on),
+            stop_on=tuple(values.stop_on),
+            retry_exceptions=values.retry_exceptions
+            if isinstance(values.retry_exceptions, bool)
+            else tuple(values.retry_exceptions),
+            liveness_seconds=self._worker.heteroflow_settings.node_liveness_seconds,
+        )
+
+    def _on_output(self, chunk: bytes) -> None:
+        self._scanner.feed(chunk)
+        if self._configuration.is_plain_job:
+            self._output.feed(chunk)
+
+    async def _note_running(self) -> None:
+        if self._configuration.is_plain_job and not self.cancel_requested:
+            await transitions.finish(
+                self._client,
+                self.flow_run.id,
+                transitions.running_state(f"Attempt {self._row.attempt}: the command runs."),
+            )
+        self._row = dataclasses.replace(
+            self._row, status=AttemptStatus.RUNNING, started=utc_now().isoformat()
+        )
+        await write_attempts(self._client, self.task_id, [self._row], summary=False)
+
+    async def _terminate(self, handle: AttemptHandle) -> None:
+        grace_seconds = self._worker.heteroflow_settings.cancel_grace_seconds
+        await self._worker.terminate_attempt(handle, grace_seconds)
+
+    async def _watch(self, handle: AttemptHandle) -> None:
+        end = await self._worker.wait_attempt(handle)
+        self._output.close()
+        report = await self._read_report(handle)
+        await self._settle(end, report)
+        await self._worker.discard_attempt(handle)
+
+    async def _read_report(self, handle: AttemptHandle) -> environment.EngineReport | None:
+        text = await self._worker.read_report(handle)
+        if text is None:
+            return None
+        try:
+            return environment.report_from_json(text)
+        except ValueError as error:
+            self._logger.warning("The engine's report cannot be read: %s", error)
+            return None
+
+    # ---- after the end -----------------------------------------------------------------------
+
+    async def _settle(self, end: AttemptEnd, report: environment.EngineReport | None) -> None:
+        run = await self._client.read_flow_run(self.flow_run.id)
+        self.flow_run = run
+        outcome = outcome_of(
+            end=end,
+            state=run.state,
+            is_plain_job=self._configuration.is_plain_job,
+            cancel_requested=self.cancel_requested,
+        )
+        self._row = dataclasses.replace(
+            self._row,
+            ended=utc_now().isoformat(),
+            exit_code=end.exit_code,
+            peak_memory_mb=end.peak_memory_mb,
+        )
+        ending = self._ending()
+        if outcome is Outcome.CANCELLED:
+            await ending.cancelled()
+        elif outcome is Outcome.COMPLETED:
+            await ending.completed()
+        elif outcome is Outcome.LEFT_TO_PREFECT:
+            await ending.left_to_prefect()
+        elif outcome is Outcome.ENDED_BY_ITSELF:
+            await ending.ended_by_itself(self._diagnose(end, report))
+        else:
+            await self._conclude(self._diagnose(end, report), end)
+
+    async def _settle_unstarted(self, engine_error: str) -> None:
+        if self.cancel_requested:
+            await self._ending().cancelled()
+            return
+        self._logger.error("The attempt could not be started: %s", engine_error)
+        end = AttemptEnd(engine_error=engine_error)
+        evidence = Evidence(phase="start", engine_error=engine_error)
+        await self._conclude(self._diagnose_evidence(evidence), end, never_started=True)
+
+    def _diagnose(self, end: AttemptEnd, report: environment.EngineReport | None) -> Diagnosis:
+        if report is not None and report.diagnosis is not None and not end.oom_killed:
+            return report.diagnosis
+        state = self.flow_run.state
+        is_final = state is not None and state.type in (StateType.FAILED, StateType.CRASHED)
+        signal_number = end.signal
+        if signal_number is None and report is not None:
+            signal_number = report.signal
+        evidence = Evidence(
+            phase="lost" if end.lost else "run",
+            exit_code=end.exit_code,
+            signal=signal_number,
+            oom_killed=end.oom_killed,
+            oom_kill_count=end.oom_kill_count,
+            memory_limit_mb=self._resources.memory_mb,
+            peak_memory_mb=end.peak_memory_mb,
+            engine_error=end.engine_error,
+            state_message=state.message if state is not None and is_final else None,
+            log=self._scanner.evidence_text(),
+            gpu_total_mb=self._gpu_memory_mb(),
+        )
+        return self._diagnose_evidence(evidence)
+
+    def _diagnose_evidence(self, evidence: Evidence) -> Diagnosis:
+        values = self._values
+        found = diagnose(
+            evidence,
+            user_rules=parse_user_rules(retry_on=values.retry_on, stop_on=values.stop_on),
+            retry_exceptions=values.retry_exceptions,
+        )
+        if found is not None:
+            return found
+        return Diagnosis(
+            failure=FailureClass.UNKNOWN_ERROR,
+            rule="no-final-state",
+            reason=(
+                f"The process ended with exit code {evidence.exit_code}, but the run never"
+                " reported a final state."
+            ),
+            confidence=0.3,
+        )
+
+    async def _conclude(
+        self, diagnosis: Diagnosis, end: AttemptEnd, *, never_started: bool = False
+    ) -> None:
+        """Decide what follows, write it down, and do it."""
+        decision: Decision = decide(
+            diagnosis,
+            policy=self._values.policy,
+            resources=self._resources,
+            pool=self._worker.node.pool,
+            node=self._worker.node.name,
+            history=self._history,
+            cluster=await self._worker.read_cluster(),
+            jitter_fraction=random.random(),
+            never_started=never_started,
+            gpu_memory_mb=self._gpu_memory_mb(),
+            containers=self._worker.containers,
+        )
+        if isinstance(decision, Retry) and self.flow_run.deployment_id is None:
+            decision = Stop(
+                ending=_ending_without_deployment(decision),
+                reason=f"{diagnosis.reason} A run without a deployment cannot be run again.",
+            )
+        self._row = dataclasses.replace(
+            self._row, ended=utc_now().isoformat(), never_started=never_started
+        )
+        await self._ending().decided(diagnosis, decision)
+
+    def _ending(self) -> AttemptEnding:
+        return AttemptEnding(
+            worker=self._worker,
+            flow_run=self.flow_run,
+            task_id=self.task_id,
+            history=self._history,
+            row=self._row,
+            resources=self._resources,
+            policy=self._values.policy,
+            is_plain_job=self._configuration.is_plain_job,
+            was_cancelled=lambda: self.cancel_requested,
+        )
+
+    def _new_row(self, attempt: int) -> Attempt:
+        return Attempt(
+            attempt=attempt,
+            flow_run_id=str(self.flow_run.id),
+            status=AttemptStatus.RUNNING,
+            pool=self._worker.node.pool,
+            node=self._worker.node.name,
+            started=None,
+            log=f"/runs/flow-run/{self.flow_run.id}?tab=Logs",
+        )
+
+    def _gpu_memory_mb(self) -> int | None:
+        return min((gpu.memory_mb for gpu in self._gpus), default=None)
+
+
+def _ending_without_deployment(decision: Retry) -> Any:
+    from prefect_heteroflow.core.policy import Ending
+
+    return Ending.CRASHED if decision.counts_as == "infrastructure" else Ending.FAILED
+
+
+def _asked(resources: Resources) -> str:
+    """The request as a person would say it."""
+    parts = [f"{resources.memory_mb} MB of memory"]
+    if resources.gpu_count:
+        size = (
+            "" if resources.gpu_memory_mb is None else f" of at least {resources.gpu_memory_mb} MB"
+        )
+        parts.append(f"{resources.gpu_count} GPU{'s' if resources.gpu_count > 1 else ''}{size}")
+    if resources.shm_mb is not None:
+        parts.append(f"{resources.shm_mb} MB of shared memory")
+    return ", ".join(parts)

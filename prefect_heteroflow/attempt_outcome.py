@@ -1,0 +1,49 @@
+"""What the end of an attempt means, before anybody asks why it failed. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from prefect.client.schemas.objects import State, StateType
+
+from prefect_heteroflow.attempt_backend import AttemptEnd
+
+
+class Outcome(str, Enum):
+    """What the worker has to do about an attempt that ended."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    LEFT_TO_PREFECT = "left to Prefect"
+    """The flow suspended itself, or Prefect has scheduled it again."""
+    ENDED_BY_ITSELF = "ended by itself"
+    """The flow reported its own failure, hooks and all: nothing is left to decide."""
+    FAILED = "failed"
+    """Nobody has said the last word: diagnose and decide."""
+
+
+def outcome_of(
+    *,
+    end: AttemptEnd,
+    state: State | None,
+    is_plain_job: bool,
+    cancel_requested: bool,
+) -> Outcome:
+    """Judge an end by the state that Prefect holds and by how the process ended.
+
+    A flow's own word counts for more than an exit code: a flow that is `Completed` has completed,
+    also if its interpreter crashed while it shut down.
+    """
+    kind = None if state is None else state.type
+    if cancel_requested or kind in (StateType.CANCELLING, StateType.CANCELLED):
+        return Outcome.CANCELLED
+    if is_plain_job:
+        clean = end.exit_code == 0 and not end.signal and not end.oom_killed and not end.lost
+        return Outcome.COMPLETED if clean else Outcome.FAILED
+    if kind is StateType.COMPLETED:
+        return Outcome.COMPLETED
+    if kind is StateType.FAILED:
+        return Outcome.ENDED_BY_ITSELF
+    if kind in (StateType.PAUSED, StateType.SCHEDULED) and end.exit_code == 0:
+        return Outcome.LEFT_TO_PREFECT
+    return Outcome.FAILED

@@ -1,0 +1,86 @@
+"""Ends a cancelled run wherever it is: running here, waiting for a retry, or on another pool."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelling
+
+from prefect_heteroflow.core.attempts import AttemptStatus
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+_MESSAGE = "Cancelled by a user; nothing is retried."
+
+
+async def handle_cancelling(worker: RetryingWorker, flow_run_id: UUID) -> None:
+    """React to a run's `Cancelling`. Safe to repeat, and to be done by several workers."""
+    if await worker.cancel_life(flow_run_id):
+        return
+    client = worker.client
+    try:
+        run = await client.read_flow_run(flow_run_id)
+    except ObjectNotFound:
+        return
+    if run.state is None or run.state.type is not StateType.CANCELLING:
+        return
+    if run.work_pool_name != worker.node.pool and not transitions.is_attempt_run(run):
+        # Another pool's worker looks after it, unless we carry its attempt.
+        attempts = await running_attempt_runs(client, run.id)
+        if not any(worker.has_life(attempt.id) for attempt in attempts):
+            return
+    await _end_waiting_run(worker, run)
+
+
+async def _end_waiting_run(worker: RetryingWorker, run: FlowRun) -> None:
+    client = worker.client
+    task_id = transitions.task_id_of(run)
+    history = await read_attempts(client, task_id)
+    last = history[-1] if history else None
+    if last is not None and last.status is AttemptStatus.RUNNING:
+        elsewhere = last.flow_run_id != str(run.id)
+        if not elsewhere and last.node != worker.node.name and await worker.is_live(last.node):
+            return  # its own worker hears of it too and ends the process first
+    for attempt_run in await running_attempt_runs(client, run.id):
+        await client.set_flow_run_state(attempt_run.id, Cancelling(message=_MESSAGE))
+        await handle_cancelling(worker, attempt_run.id)
+    if await running_attempt_runs(client, run.id):
+        return  # the worker that ends the attempt ends this run as well
+    if last is not None and last.status in (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING):
+        row = dataclasses.replace(
+            last,
+            status=AttemptStatus.CANCELLED,
+            failure="TaskCancelled",
+            decision=_MESSAGE,
+            ended=utc_now().isoformat(),
+        )
+        await write_attempts(client, task_id, [row], summary=True)
+    await transitions.cancel_for_good(client, run.id, _MESSAGE)
+    if run.id != task_id:
+        await transitions.cancel_for_good(client, task_id, _MESSAGE)
+
+
+async def running_attempt_runs(client: PrefectClient, front_id: UUID) -> list[FlowRun]:
+    """Attempt runs of a front run that have not ended."""
+    runs = await client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[front_id])
+        ),
+        limit=50,
+    )
+    return [
+        run
+        for run in runs
+        if transitions.is_attempt_run(run) and run.state is not None and not run.state.is_final()
+    ]

@@ -1,0 +1,221 @@
+"""`heteroflow nodes`: what every node has, whether it lives, and what keeps it out of use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from prefect_heteroflow.core.resources import Gpu, Node
+    from prefect_heteroflow.orchestration.node_values import NodeRecord
+    from prefect_heteroflow.orchestration.nodes import Registry
+
+nodes_app = typer.Typer(help="Show the nodes, and keep one out of use.", no_args_is_help=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add `nodes`, `nodes cordon` and `nodes uncordon` to the app."""
+    app.add_typer(nodes_app, name="nodes")
+
+
+@nodes_app.callback(invoke_without_command=True)
+@api_errors()
+def nodes(
+    context: typer.Context,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")
+    ] = False,
+) -> None:
+    """Show every node: pool, memory, GPUs, when it was last heard of, cordon, last error."""
+    if context.invoked_subcommand is not None:
+        return
+    from prefect_heteroflow.orchestration.clock import utc_now
+
+    now = utc_now()
+    registry = load_registry(now)
+    if as_json:
+        typer.echo(json.dumps({"nodes": [_node_report(it) for it in registry.nodes]}))
+        return
+    if not registry.nodes:
+        typer.echo(
+            "No node has been published yet. Start a worker on each machine:"
+            " prefect worker start --pool POOL --type heteroflow"
+        )
+        return
+    from rich.console import Console
+
+    Console().print(nodes_table(registry.nodes, now=now))
+
+
+@nodes_app.command("cordon")
+@api_errors()
+def cordon(
+    name: Annotated[str, typer.Argument(metavar="NODE", help="The node.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Shown to whoever looks at the node.")] = "by hand",
+) -> None:
+    """Keep a node out of use: nothing is routed to it, and its worker takes no new run."""
+    asyncio.run(_cordon(name, reason))
+    typer.echo(f"Node {name} is cordoned: {reason}")
+
+
+@nodes_app.command("uncordon")
+@api_errors()
+def uncordon(
+    name: Annotated[str, typer.Argument(metavar="NODE", help="The node.", show_default=False)],
+) -> None:
+    """Let a node and all its GPUs be used again."""
+    if asyncio.run(_uncordon(name)):
+        typer.echo(f"Node {name} is in use again.")
+    else:
+        typer.echo(f"Node {name} was not cordoned.")
+
+
+async def _cordon(name: str, reason: str) -> None:
+    from prefect.client.orchestration import get_client
+
+    from prefect_heteroflow.orchestration.clock import utc_now
+    from prefect_heteroflow.orchestration.nodes import cordon_node, read_registry
+
+    now = utc_now()
+    async with get_client() as client:
+        registry = await read_registry(client, now=now, liveness_seconds=0)
+        known = [record.node.name for record in registry.nodes]
+        if name not in known:
+            there = f"There are: {', '.join(known)}." if known else "There is none yet."
+            raise CommandError(f"There is no node {name!r}. {there}", exit_code=EXIT_REFUSED)
+        await cordon_node(client, name, reason=reason, at=now)
+
+
+async def _uncordon(name: str) -> bool:
+    from prefect.client.orchestration import get_client
+
+    from prefect_heteroflow.orchestration.nodes import uncordon_node
+
+    async with get_client() as client:
+        return await uncordon_node(client, name)
+
+
+def load_registry(now: datetime) -> Registry:
+    """All nodes and pools; values that cannot be used are told on standard error."""
+    registry = asyncio.run(_read(now, liveness_seconds()))
+    for problem in registry.problems:
+        typer.secho(f"Warning: {problem}", fg="yellow", err=True)
+    return registry
+
+
+async def _read(now: datetime, liveness: float) -> Registry:
+    from prefect.client.orchestration import get_client
+
+    from prefect_heteroflow.orchestration.nodes import read_registry
+
+    async with get_client() as client:
+        return await read_registry(client, now=now, liveness_seconds=liveness)
+
+
+def liveness_seconds() -> float:
+    """The setting `node_liveness_seconds`.
+
+    Raises:
+        CommandError: Some setting of the package cannot be read; names it.
+    """
+    from pydantic import ValidationError
+
+    from prefect_heteroflow.settings import HeteroflowSettings
+
+    try:
+        return HeteroflowSettings().node_liveness_seconds
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise CommandError(
+            f"The setting {name} of heteroflow is {first.get('input')!r}: {first['msg']}.",
+            exit_code=EXIT_REFUSED,
+        ) from error
+
+
+def nodes_table(records: Sequence[NodeRecord], *, now: datetime) -> Table:
+    """The nodes as a table for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("Node", "Pool", "Memory MB", "GPUs (memory MB)", "Last heard of"):
+        table.add_column(heading, overflow="fold", justify="right" if "MB" in heading else "left")
+    table.add_column("Cordoned", overflow="fold")
+    table.add_column("Last error", overflow="fold")
+    for record in records:
+        node = record.node
+        age = age_text((now - record.heartbeat_at).total_seconds())
+        dead = "stopped" if record.stopped else "not live"
+        table.add_row(
+            escape(node.name),
+            escape(node.pool),
+            str(node.memory_mb),
+            escape(gpus_text(node.gpus)),
+            f"[green]live[/green], {age}" if node.live else f"[red]{dead}[/red], {age}",
+            escape(_cordon_text(node)),
+            escape(node.last_error or ""),
+        )
+    return table
+
+
+def gpus_text(gpus: Sequence[Gpu]) -> str:
+    """GPUs with their memory in MiB, equal ones counted: `2 x 24576 NVIDIA A10`."""
+    counts: dict[str, int] = {}
+    for gpu in gpus:
+        memory = str(gpu.memory_mb) if gpu.memory_mb else "unknown memory"
+        sick = " (out of use)" if gpu.healthy is False else ""
+        text = f"{memory} {gpu.name}".strip() + sick
+        counts[text] = counts.get(text, 0) + 1
+    return ", ".join(f"{count} x {text}" for text, count in counts.items()) or "none"
+
+
+def age_text(seconds: float) -> str:
+    """An age for a person, rounded down: `3 s ago`, `5 min ago`, `2 h ago`, `4 d ago`."""
+    seconds = max(seconds, 0)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds // 1:.0f} s ago"
+
+
+def _cordon_text(node: Node) -> str:
+    return (node.cordon_reason or "yes") if node.cordoned else ""
+
+
+def _node_report(record: NodeRecord) -> dict[str, Any]:
+    node = record.node
+    return {
+        "name": node.name,
+        "pool": node.pool,
+        "memory_mb": node.memory_mb,
+        "gpus": [
+            {
+                "uuid": gpu.uuid,
+                "name": gpu.name,
+                "memory_mb": gpu.memory_mb,
+                "free_mb": gpu.free_mb,
+                "healthy": gpu.healthy,
+            }
+            for gpu in node.gpus
+        ],
+        "live": node.live,
+        "stopped": record.stopped,
+        "last_seen": record.heartbeat_at.isoformat(),
+        "cordoned": node.cordoned,
+        "cordon_reason": node.cordon_reason,
+        "last_error": node.last_error,
+        "docker": node.docker,
+        "host": record.holder.host,
+        "worker_instance_id": record.holder.instance_id,
+    }

@@ -1,0 +1,182 @@
+"""`heteroflow pool tag|untag|ls`: what a work pool's nodes have, declared by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+from prefect_heteroflow.cli.nodes import liveness_seconds, load_registry
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from prefect_heteroflow.core.resources import Pool
+    from prefect_heteroflow.orchestration.nodes import Registry
+
+pool_app = typer.Typer(help="Declare and show what the nodes of work pools have.")
+
+PoolName = Annotated[
+    str, typer.Argument(metavar="POOL", help="Name of a work pool.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group `pool` to the app."""
+    app.add_typer(pool_app, name="pool", no_args_is_help=True)
+
+
+@pool_app.command("tag")
+@api_errors()
+def tag(
+    name: PoolName,
+    gpu_memory_mb: Annotated[
+        int | None, typer.Option(help="Memory of each GPU in MB (MiB).", min=1)
+    ] = None,
+    memory_mb: Annotated[
+        int | None, typer.Option(help="Memory of each node in MB (MiB).", min=1)
+    ] = None,
+    gpu_count: Annotated[int | None, typer.Option(help="GPUs of each node.", min=0)] = None,
+) -> None:
+    """Declare what the nodes of a pool have, for routing before any of them is live.
+
+    What is not given stays as it was declared before. The pool's description shows it.
+    """
+    pool = asyncio.run(_tag(name, memory_mb, gpu_memory_mb, gpu_count))
+    typer.echo(f"Tagged work pool {name}: {declared_text(pool)}.")
+
+
+@pool_app.command("untag")
+@api_errors()
+def untag(name: PoolName) -> None:
+    """Take back what was declared of a pool."""
+    removed = asyncio.run(_untag(name))
+    typer.echo(
+        f"Work pool {name} is not tagged any more."
+        if removed
+        else f"Work pool {name} was not tagged."
+    )
+
+
+@pool_app.command("ls")
+@api_errors()
+def list_pools(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")
+    ] = False,
+) -> None:
+    """Show every work pool with what is declared of it and its nodes."""
+    from prefect_heteroflow.orchestration.clock import utc_now
+
+    registry = load_registry(utc_now())
+    if as_json:
+        typer.echo(json.dumps({"pools": _pools_report(registry)}))
+        return
+    if not registry.pools:
+        typer.echo(
+            "There is no work pool yet. Create one: prefect work-pool create POOL --type heteroflow"
+        )
+        return
+    from rich.console import Console
+
+    Console().print(pools_table(registry))
+
+
+async def _tag(
+    name: str, memory_mb: int | None, gpu_memory_mb: int | None, gpu_count: int | None
+) -> Pool:
+    from prefect.client.orchestration import get_client
+
+    from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, tag_pool
+
+    if memory_mb is None and gpu_memory_mb is None and gpu_count is None:
+        raise CommandError(
+            "Nothing to declare: give --gpu-memory-mb, --memory-mb or --gpu-count.",
+            exit_code=EXIT_REFUSED,
+        )
+    liveness = liveness_seconds()
+    async with get_client() as client:
+        try:
+            return await tag_pool(
+                client,
+                name,
+                memory_mb=memory_mb,
+                gpu_memory_mb=gpu_memory_mb,
+                gpu_count=gpu_count,
+                liveness_seconds=liveness,
+            )
+        except PoolNotFound as error:
+            raise CommandError(str(error), exit_code=EXIT_REFUSED) from error
+
+
+async def _untag(name: str) -> bool:
+    from prefect.client.orchestration import get_client
+
+    from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, untag_pool
+
+    liveness = liveness_seconds()
+    async with get_client() as client:
+        try:
+            return await untag_pool(client, name, liveness_seconds=liveness)
+        except PoolNotFound as error:
+            raise CommandError(str(error), exit_code=EXIT_REFUSED) from error
+
+
+def declared_text(pool: Pool) -> str:
+    """What is declared of a pool, for a person; empty if nothing is."""
+    parts = []
+    if pool.gpu_memory_mb is not None:
+        parts.append(f"{pool.gpu_memory_mb} MB GPU memory")
+    if pool.gpu_count is not None:
+        parts.append(f"{pool.gpu_count} GPU{'' if pool.gpu_count == 1 else 's'} a node")
+    if pool.memory_mb is not None:
+        parts.append(f"{pool.memory_mb} MB memory")
+    return ", ".join(parts)
+
+
+def pools_table(registry: Registry) -> Table:
+    """The work pools as a table for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("Pool", "Type", "Tagged with", "Live nodes", "Other nodes"):
+        table.add_column(heading, overflow="fold")
+    for pool in registry.pools:
+        live, other = _node_names(registry, pool.name)
+        table.add_row(
+            escape(pool.name) + (" [yellow](paused)[/yellow]" if pool.paused else ""),
+            escape(pool.worker_type or ""),
+            escape(declared_text(pool)),
+            escape(", ".join(live)),
+            escape(", ".join(other)),
+        )
+    return table
+
+
+def _node_names(registry: Registry, pool: str) -> tuple[list[str], list[str]]:
+    """(live, other) nodes of a pool."""
+    nodes = [record.node for record in registry.nodes if record.node.pool == pool]
+    return [it.name for it in nodes if it.live], [it.name for it in nodes if not it.live]
+
+
+def _pools_report(registry: Registry) -> list[dict[str, Any]]:
+    report = []
+    for pool in registry.pools:
+        live, other = _node_names(registry, pool.name)
+        report.append(
+            {
+                "name": pool.name,
+                "type": pool.worker_type,
+                "paused": pool.paused,
+                "memory_mb": pool.memory_mb,
+                "gpu_memory_mb": pool.gpu_memory_mb,
+                "gpu_count": pool.gpu_count,
+                "live_nodes": live,
+                "other_nodes": other,
+            }
+        )
+    return report

@@ -1,0 +1,95 @@
+"""`heteroflow retries RUN`: every attempt of a run, as a table or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from prefect_heteroflow.cli.api_errors import CommandError, api_errors
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+    from prefect_heteroflow.core.attempts import Attempt
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("retries")(retries)
+
+
+@api_errors()
+def retries(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Id of a flow run, or its name: the newest run of that name.",
+            show_default=False,
+        ),
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")
+    ] = False,
+) -> None:
+    """Show every attempt of a run: where, with what, why it failed, what was decided."""
+    found, attempts = asyncio.run(_load(run))
+    # Imported late, as everything that needs Prefect: `--help` shall be quick.
+    from prefect_heteroflow.core.attempts import retries_report
+    from prefect_heteroflow.orchestration.transitions import task_id_of
+
+    if as_json:
+        typer.echo(json.dumps(retries_report(str(task_id_of(found)), attempts)))
+        return
+    from rich.console import Console
+
+    from prefect_heteroflow.cli.attempt_table import attempt_table
+
+    title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
+    if not attempts:
+        typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.")
+        return
+    Console().print(attempt_table(attempts, title=title))
+
+
+async def _load(run: str) -> tuple[FlowRun, list[Attempt]]:
+    from prefect.client.orchestration import get_client
+
+    from prefect_heteroflow.orchestration.history import read_attempts
+    from prefect_heteroflow.orchestration.transitions import task_id_of
+
+    async with get_client() as client:
+        found = await find_run(client, run)
+        return found, await read_attempts(client, task_id_of(found))
+
+
+async def find_run(client: PrefectClient, run: str) -> FlowRun:
+    """The flow run with this id, or the newest with this name.
+
+    Raises:
+        CommandError: There is no such run.
+    """
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+    from prefect.client.schemas.sorting import FlowRunSort
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        run_id = UUID(run)
+    except ValueError:
+        named = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[run])),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=1,
+        )
+        if not named:
+            raise CommandError(f"There is no flow run with the name or id {run!r}.") from None
+        return named[0]
+    try:
+        return await client.read_flow_run(run_id)
+    except ObjectNotFound:
+        raise CommandError(f"There is no flow run with id {run}.") from None

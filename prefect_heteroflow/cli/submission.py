@@ -1,0 +1,257 @@
+"""From what a user typed to a run of the container-job deployment: check everything, then create.
+
+Nothing is created before every check has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Scheduled, to_state_create
+
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError
+from prefect_heteroflow.container_job import (
+    DEPLOYMENT_NAME,
+    ENTRYPOINT,
+    FLOW_NAME,
+)
+from prefect_heteroflow.core.image_reference import image_reference_problem
+from prefect_heteroflow.core.job_values import JobValueError, parse_job_values
+from prefect_heteroflow.core.resources import Cluster, Resources
+from prefect_heteroflow.core.routing import STARTS_CONTAINERS, NoRoute, is_declared, route
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.nodes import read_cluster
+from prefect_heteroflow.settings import HeteroflowSettings
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import WorkPool
+    from prefect.client.schemas.responses import DeploymentResponse
+
+DEFAULT_DEPLOYMENT = f"{FLOW_NAME}/{DEPLOYMENT_NAME}"
+POOL_TYPES = ("heteroflow", "heteroflow-process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A plain job as a user asked for it."""
+
+    command: str
+    image: str | None = None
+    values: Mapping[str, int | str]
+    """Job variables of ours that were given, for example `memory_mb`."""
+    env: Sequence[str] = ()
+    """`NAME=VALUE` each."""
+    pool: str | None = None
+    deployment: str = DEFAULT_DEPLOYMENT
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRequest:
+    """A request that passed every check that needs no API."""
+
+    request: JobRequest
+    job_variables: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The run that was created."""
+
+    flow_run: FlowRun
+    pool: str
+    registered: bool
+    """The deployment did not exist and was created for it."""
+
+
+def check_request(request: JobRequest) -> CheckedRequest:
+    """The request with its job variables, after every check that needs no API.
+
+    Raises:
+        CommandError: Something cannot be used; the text names it, what is allowed and what to do.
+    """
+    if not request.command.strip():
+        raise _refused("--command is empty: give the command that the image shall run.")
+    if request.image is not None and (problem := image_reference_problem(request.image)):
+        raise _refused(problem)
+    _resources(request.values)
+    variables: dict[str, Any] = {"command": request.command, **request.values}
+    if request.image is not None:
+        variables["image"] = request.image
+    if request.env:
+        variables["env"] = dict(_assignment(text) for text in request.env)
+    return CheckedRequest(request=request, job_variables=variables)
+
+
+def _resources(values: Mapping[str, object]) -> Resources:
+    """What the first attempt will be given, after a check of the retry policy too."""
+    settings = HeteroflowSettings()
+    defaults = {name: getattr(settings, name) for name in type(settings).model_fields}
+    try:
+        return parse_job_values(values, defaults).resources
+    except JobValueError as error:
+        raise _refused(str(error)) from error
+
+
+async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitted:
+    """Create the run on its pool; the deployment too, if it is the default one and missing.
+
+    Args:
+        client: A client of the API.
+        checked: What `check_request` made of the user's request.
+
+    Raises:
+        CommandError: The deployment or the pool cannot take this job.
+    """
+    request = checked.request
+    deployment = await _find_deployment(client, request)
+    pool_name = request.pool or (deployment.work_pool_name if deployment else None)
+    if pool_name is None:
+        raise _refused(
+            f"Deployment {request.deployment} has no work pool: choose one with --pool."
+            f" {await _pools_there_are(client)}"
+            if deployment
+            else f"There is no deployment {request.deployment} yet. Choose a work pool with --pool,"
+            f" and it is created for that pool. {await _pools_there_are(client)}"
+        )
+    pool = await _read_pool(client, pool_name)
+    # The run's variables stand over the deployment's own.
+    variables = {**(deployment.job_variables or {} if deployment else {}), **checked.job_variables}
+    resources = _resources(variables)
+    if not variables.get("image") and STARTS_CONTAINERS[pool.type]:
+        raise _refused(f"Pool {pool.name!r} starts containers: say which with --image.")
+    settings = HeteroflowSettings()
+    cluster = await read_cluster(
+        client, now=utc_now(), liveness_seconds=settings.node_liveness_seconds
+    )
+    if problem := room_problem(resources, cluster, pool=pool.name, pool_type=pool.type):
+        raise _refused(problem)
+    registered = deployment is None
+    if deployment is None:
+        deployment = await _register_deployment(client, pool.name)
+    run = await _create_run(client, deployment, pool.name, request.name, checked.job_variables)
+    return Submitted(flow_run=run, pool=pool.name, registered=registered)
+
+
+def room_problem(
+    resources: Resources, cluster: Cluster, *, pool: str, pool_type: str
+) -> str | None:
+    """Why no machine that is known can ever hold the job; `None` if one can, or nobody knows.
+
+    Machines that are away or cordoned count: they can come back. A pool of which nothing is known
+    may have any machine.
+    """
+    known = any(node.pool == pool for node in cluster.nodes) or any(
+        declared.name == pool and is_declared(declared) for declared in cluster.pools
+    )
+    if not known:
+        return None
+    at_best = Cluster(
+        nodes=tuple(replace(node, live=True, cordoned=False) for node in cluster.nodes),
+        pools=tuple(replace(each, paused=False) for each in cluster.pools),
+    )
+    found = route(resources, at_best, current_pool=pool, containers=STARTS_CONTAINERS[pool_type])
+    return found.reason if isinstance(found, NoRoute) else None
+
+
+async def _find_deployment(client: PrefectClient, request: JobRequest) -> DeploymentResponse | None:
+    """The deployment; `None` where it is the default one, which can be created."""
+    if request.deployment.count("/") != 1:
+        raise _refused(
+            f"--deployment {request.deployment!r}: allowed is FLOW/NAME,"
+            f" for example {DEFAULT_DEPLOYMENT}."
+        )
+    try:
+        return await client.read_deployment_by_name(request.deployment)
+    except ObjectNotFound:
+        if request.deployment == DEFAULT_DEPLOYMENT:
+            return None
+        raise _refused(
+            f"There is no deployment {request.deployment!r}: create it with `prefect deploy`, or"
+            f" leave --deployment out to use {DEFAULT_DEPLOYMENT}."
+        ) from None
+
+
+async def _read_pool(client: PrefectClient, name: str) -> WorkPool:
+    try:
+        pool = await client.read_work_pool(name)
+    except ObjectNotFound:
+        raise _refused(
+            f"There is no work pool {name!r}. {await _pools_there_are(client)}"
+        ) from None
+    if pool.type not in POOL_TYPES:
+        raise _refused(
+            f"Work pool {name!r} has the type {pool.type!r}, which neither limits memory nor"
+            f" retries. {await _pools_there_are(client)}"
+        )
+    return pool
+
+
+async def _pools_there_are(client: PrefectClient) -> str:
+    pools = await client.read_work_pools()
+    names = sorted(pool.name for pool in pools if pool.type in POOL_TYPES)
+    if names:
+        return f"Pools that can take it: {', '.join(names)}."
+    return "Create one with `prefect work-pool create NAME --type heteroflow`."
+
+
+async def _register_deployment(client: PrefectClient, pool: str) -> DeploymentResponse:
+    """Create the deployment as `prefect.yaml` does, so that both ways give the same one."""
+    flow_id = await client.create_flow_from_name(FLOW_NAME)
+    deployment_id = await client.create_deployment(
+        flow_id=flow_id,
+        name=DEPLOYMENT_NAME,
+        work_pool_name=pool,
+        entrypoint=ENTRYPOINT,
+        description="Run an image and a command, given as job variables.",
+        parameter_openapi_schema={"type": "object", "title": "Parameters", "properties": {}},
+        enforce_parameter_schema=True,
+        tags=["heteroflow"],
+        pull_steps=[],
+    )
+    return await client.read_deployment(deployment_id)
+
+
+async def _create_run(
+    client: PrefectClient,
+    deployment: DeploymentResponse,
+    pool: str,
+    name: str | None,
+    variables: dict[str, Any],
+) -> FlowRun:
+    if pool == deployment.work_pool_name:
+        return await client.create_flow_run_from_deployment(
+            deployment.id, name=name, job_variables=variables
+        )
+    # `create_flow_run_from_deployment` knows no pool and `create_flow_run` no deployment.
+    body: dict[str, Any] = {
+        "flow_id": str(deployment.flow_id),
+        "deployment_id": str(deployment.id),
+        "parameters": deployment.parameters or {},
+        "tags": list(deployment.tags),
+        "work_pool_name": pool,
+        "job_variables": variables,
+        "state": to_state_create(Scheduled()).model_dump(mode="json", exclude_unset=True),
+    }
+    if name:
+        body["name"] = name
+    response = await client.request("POST", "/flow_runs/", json=body)
+    response.raise_for_status()
+    return FlowRun.model_validate(response.json())
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or name != name.strip():
+        # The text itself is not repeated: it may be a secret without its name.
+        raise _refused("--env takes NAME=VALUE, for example --env EPOCHS=3.")
+    return name, value
+
+
+def _refused(message: str) -> CommandError:
+    return CommandError(message, exit_code=EXIT_REFUSED)

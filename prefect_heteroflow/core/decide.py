@@ -1,0 +1,183 @@
+"""What follows a failed attempt: `Retry` or `Stop`, as a value with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefect_heteroflow.core.actions import (
+    action_for,
+    ending_when_spent,
+    ending_without_retry,
+)
+from prefect_heteroflow.core.attempts import (
+    COUNTED_APART,
+    Attempt,
+    infrastructure_retries_used,
+    retries_used,
+)
+from prefect_heteroflow.core.failures import Diagnosis, FailureClass, FailureGroup
+from prefect_heteroflow.core.planning import plan_next
+from prefect_heteroflow.core.policy import (
+    UNLIMITED,
+    BudgetName,
+    Decision,
+    Ending,
+    Retry,
+    RetryPolicy,
+    RetryStrategy,
+    Stop,
+    delay_seconds,
+)
+from prefect_heteroflow.core.resources import Cluster, Resources
+from prefect_heteroflow.core.situation import DeadEnd, Plan, Situation
+
+
+def decide(
+    diagnosis: Diagnosis,
+    *,
+    policy: RetryPolicy,
+    resources: Resources,
+    pool: str,
+    node: str | None,
+    history: Sequence[Attempt],
+    cluster: Cluster,
+    jitter_fraction: float,
+    never_started: bool = False,
+    gpu_memory_mb: int | None = None,
+    containers: bool | None = None,
+) -> Decision:
+    """What follows the failed attempt.
+
+    The checks come in this order, and the first that stops gives the message: cancelled, a rule
+    of the user that stops, a permanent class, retries off (`no_retry` or `max_retries` 0), the
+    memory cap or no place that is large enough, the budget. The budget comes last because a
+    larger one would not help a job that fits nowhere.
+
+    Args:
+        diagnosis: Why the attempt failed.
+        policy: How the task is retried.
+        resources: What the failed attempt had; growth starts from it.
+        pool: Pool of the failed attempt.
+        node: Node of the failed attempt, `None` if unknown.
+        history: The attempts before the failed one, in any order.
+        cluster: Nodes and pools that are known; an empty one means that nothing is known.
+        jitter_fraction: Random number from 0 to 1, drawn by the caller.
+        never_started: The failed attempt's process never ran.
+        gpu_memory_mb: Total memory of the GPU that the attempt used, MiB; `None` takes it from
+            the figures of the diagnosis, the node, or the request.
+        containers: `True` for an attempt that needs a container, `False` for a process, `None`
+            if it may run anywhere.
+
+    Raises:
+        ValueError: `jitter_fraction` is not between 0 and 1.
+    """
+    refusal = _refusal(diagnosis, policy)
+    if refusal is not None:
+        return refusal
+    situation = Situation(
+        diagnosis=diagnosis,
+        policy=policy,
+        resources=resources,
+        pool=pool,
+        node=node,
+        history=history,
+        cluster=cluster,
+        gpu_memory_mb=gpu_memory_mb,
+        containers=containers,
+    )
+    plan = plan_next(action_for(diagnosis, policy.retry_strategy), situation)
+    if isinstance(plan, DeadEnd):
+        return Stop(ending=Ending.PERMANENT_FAILURE, reason=f"{_head(diagnosis)}: {plan.reason}")
+    budget = _budget(diagnosis.failure, policy, history, never_started)
+    if budget.spent:
+        reason = f"{_cause(diagnosis)}; {budget.spent_text}"
+        return Stop(ending=ending_when_spent(diagnosis.failure), reason=reason)
+    return _retry(plan, diagnosis, policy, budget, jitter_fraction)
+
+
+def _refusal(diagnosis: Diagnosis, policy: RetryPolicy) -> Stop | None:
+    """The stop that needs no look at nodes, history and numbers."""
+    failure, cause = diagnosis.failure, _cause(diagnosis)
+    if failure is FailureClass.TASK_CANCELLED:
+        return Stop(ending=Ending.CANCELLED, reason=f"{cause}; never retried")
+    if diagnosis.verdict == "stop":
+        return Stop(ending=Ending.PERMANENT_FAILURE, reason=f"{cause}; a rule of yours stops it")
+    ending = ending_without_retry(failure)
+    if failure.group is FailureGroup.PERMANENT and diagnosis.verdict is None:
+        return Stop(ending=ending, reason=f"{cause}; not retried, it would fail again")
+    if policy.retry_strategy is RetryStrategy.NO_RETRY:
+        return Stop(ending=ending, reason=f"{cause}; retries are off (retry_strategy no_retry)")
+    if policy.max_retries == 0:
+        return Stop(ending=ending, reason=f"{cause}; retries are off (max_retries 0)")
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Budget:
+    name: BudgetName
+    used: int
+    allowed: int
+    """`UNLIMITED` for no end."""
+
+    @property
+    def spent(self) -> bool:
+        return self.allowed != UNLIMITED and self.used >= self.allowed
+
+    @property
+    def setting(self) -> str:
+        return "max_retries" if self.name == "retry" else "infrastructure_retries"
+
+    @property
+    def spent_text(self) -> str:
+        return f"all {self.allowed} retries of {self.setting} are used"
+
+    @property
+    def next_text(self) -> str:
+        word = "retry" if self.name == "retry" else "infrastructure retry"
+        limit = "(no limit)" if self.allowed == UNLIMITED else f"of {self.allowed}"
+        return f"{word} {self.used + 1} {limit}"
+
+
+def _budget(
+    failure: FailureClass, policy: RetryPolicy, history: Sequence[Attempt], never_started: bool
+) -> _Budget:
+    unlimited = policy.max_retries == UNLIMITED  # never gives up: that holds for lost nodes too
+    if never_started or failure in COUNTED_APART:
+        return _Budget(
+            name="infrastructure",
+            used=infrastructure_retries_used(history),
+            allowed=UNLIMITED if unlimited else policy.infrastructure_retries,
+        )
+    return _Budget(name="retry", used=retries_used(history), allowed=policy.max_retries)
+
+
+def _retry(
+    plan: Plan,
+    diagnosis: Diagnosis,
+    policy: RetryPolicy,
+    budget: _Budget,
+    jitter_fraction: float,
+) -> Retry:
+    delay = delay_seconds(policy, budget.used + 1, jitter_fraction)
+    if plan.escalates and policy.escalation_delay is not None:
+        delay = policy.escalation_delay
+    return Retry(
+        resources=plan.resources,
+        place=plan.place,
+        delay_seconds=delay,
+        reason=f"{_head(diagnosis)}: {plan.change}, {budget.next_text} in {_seconds(delay)}",
+        counts_as=budget.name,
+    )
+
+
+def _head(diagnosis: Diagnosis) -> str:
+    return f"{diagnosis.failure.value} ({diagnosis.rule})"
+
+
+def _cause(diagnosis: Diagnosis) -> str:
+    return f"{_head(diagnosis)}: {diagnosis.reason.rstrip('. ')}"
+
+
+def _seconds(delay: float) -> str:
+    return f"{round(delay, 1):.10g} s"

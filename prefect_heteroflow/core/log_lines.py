@@ -1,0 +1,58 @@
+"""Output of a job as lines: escape codes gone, prefixes of ranks and loggers recognised."""
+
+from __future__ import annotations
+
+import re
+
+MAX_LINE = 4000
+"""Characters of a line that are looked at; the rest of a longer line is ignored."""
+
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]{0,24}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)?|[@-Z\\-_])?"
+)
+ESCAPES_BYTES = re.compile(
+    rb"\x1b(?:\[[0-?]{0,24}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)?|[@-Z\\-_])?"
+)
+
+# Things that stand before the message: ranks, log levels, time stamps, pods, task-group frames.
+# Each is anchored where the last one ended, so that the loop in `strip_prefixes` is linear.
+_PREFIX = re.compile(
+    r"[\s|]{1,40}"
+    r"|\[(?:default|rank)?\d{1,6}\]:"
+    r"|\[\d{1,4},\d{1,6}\]<std(?:out|err)>:"
+    r"|\d{1,6}: (?=\S)"
+    r"|\([^()\n]{1,80}?(?:pid|ip|actor|rank|TP\d|DP\d|Worker|Core)[^()\n]{0,80}\)"
+    r"|\[?\d{4}[-/]\d{1,2}[-/]\d{1,2}[T ,]?(?:\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
+    r"(?:Z|[+-]\d{2}:?\d{2})?)?\]?,?"
+    r"|\[?\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?\]?"
+    r"|[EWIFD]\d{4} \d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?: +\d{1,20})? [^\s\]]{1,120}\]"
+    r"|(?:ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG|EXCEPTION)\b(?:[ :|-]{0,3}"
+    r"\d\d-\d\d \d\d:\d\d:\d\d)?"
+    r"|\[[A-Za-z_./:-]{1,60}(?::\d{1,6})?\]"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d"
+    r"|(?:stderr|stdout) ?[:|F]"
+    r"|[a-z0-9][a-z0-9_.-]{1,60}  ?\|"
+    r"|[-:|>] "
+)
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines of `text`, split at newlines and carriage returns, without NUL and escape codes."""
+    if "\x00" in text:
+        text = text.replace("\x00", "")
+    if "\x1b" in text:
+        text = _ESCAPES.sub("", text)
+    if "\r" in text:
+        text = text.replace("\r", "\n")
+    return text.split("\n")
+
+
+def strip_prefixes(line: str) -> str:
+    """The message of a line, without what ranks, loggers and schedulers put before it."""
+    position = 0
+    for _ in range(12):
+        found = _PREFIX.match(line, position)
+        if found is None or found.end() == position:
+            break
+        position = found.end()
+    return line[position:]

@@ -1,0 +1,183 @@
+"""Which rules match which lines: the rule table applied to the output of an attempt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from prefect_heteroflow.core.failures import Diagnosis, FailureClass, MemoryFigures
+from prefect_heteroflow.core.log_lines import MAX_LINE, strip_prefixes
+from prefect_heteroflow.core.rules import RULES, Role, Rule
+from prefect_heteroflow.core.rules.figures import (
+    ABSURD_BYTES,
+    PARSERS,
+    format_size,
+    read_numbers,
+)
+from prefect_heteroflow.core.rules.model import CONTEXT_LINES
+from prefect_heteroflow.core.secrets import mask_secrets
+
+MAX_SHOWN = 500
+"""Characters of the line in a diagnosis."""
+
+_ENGINE_WORDS = re.compile(
+    r"[Dd]aemon|[Dd]ocker|kubelet|OCI |containerd|nvidia-container|registry|manifest|runc|podman|StartContainer"
+    r"|Reason: |Message: "
+)
+_BENIGN = tuple(rule for rule in RULES if rule.role is Role.BENIGN)
+_TELLING = tuple(rule for rule in RULES if rule.role is not Role.BENIGN)
+_START_FIRST = tuple(sorted(_TELLING, key=lambda rule: not rule.at_start))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One rule in one line."""
+
+    rule: Rule
+    index: int
+    """Number of the line, from 0."""
+    line: str
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def find_matches(lines: Sequence[str], *, start: bool) -> list[Match]:
+    """The best rule of each line, and every line that says that something was survived.
+
+    Args:
+        lines: Output without escape codes.
+        start: The attempt never ran; texts of the container engine come first.
+    """
+    matches: list[Match] = []
+    for index, raw in enumerate(lines):
+        line = raw[:MAX_LINE]
+        rules = candidate_rules(line, start=start)
+        if rules:
+            matches.extend(_match_line(rules, lines, index, strip_prefixes(line), start))
+    return matches
+
+
+def candidate_rules(line: str, *, start: bool) -> list[Rule]:
+    """Rules one of whose literals stands in `line`, in order of priority."""
+    order = _START_FIRST if start else _TELLING
+    return [rule for rule in order if any(gate in line for gate in rule.gates)]
+
+
+def _match_line(
+    rules: Iterable[Rule], lines: Sequence[str], index: int, line: str, start: bool
+) -> list[Match]:
+    found: list[Match] = []
+    telling = False
+    for rule in rules:
+        recovered = rule.role is Role.RECOVERED
+        if telling and not recovered:
+            continue
+        if not _fires(rule, lines, index, line, start):
+            continue
+        found.append(Match(rule, index, line))
+        telling = telling or not recovered
+    if telling and any(rule.regex.search(line) for rule in _BENIGN):
+        return [match for match in found if match.rule.role is Role.RECOVERED]
+    return found
+
+
+def _fires(rule: Rule, lines: Sequence[str], index: int, line: str, start: bool) -> bool:
+    if rule.regex.search(line) is None:
+        return False
+    if rule.at_start and not start and _ENGINE_WORDS.search(line) is None:
+        return False
+    if rule.unless is not None and _compiled(rule.unless).search(line) is not None:
+        return False
+    if rule.context is not None:
+        context = _compiled(rule.context)
+        near = lines[max(0, index - CONTEXT_LINES) : index + 1]
+        if not any(context.search(other[:MAX_LINE]) for other in near):
+            return False
+    if rule.anywhere is not None:
+        anywhere = _compiled(rule.anywhere)
+        if not any(anywhere.search(other[:MAX_LINE]) for other in lines):
+            return False
+    return True
+
+
+def figures_of(rule: Rule, line: str) -> MemoryFigures | None:
+    """The numbers that `rule` knows how to read from `line`."""
+    if rule.parser is not None:
+        return PARSERS[rule.parser](line)
+    if rule.numbers:
+        return read_numbers(rule.numbers, line)
+    return None
+
+
+_CLAUSE = re.compile(r"\[([^\]]{1,120})\]")
+
+
+def sentence_of(template: str, figures: MemoryFigures | None) -> str:
+    """The sentence of a rule with the figures filled in; clauses without their figures drop."""
+    words: dict[str, str] = {}
+    if figures is not None:
+        for name, value in (
+            ("requested", figures.requested_bytes),
+            ("total", figures.total_bytes),
+            ("free", figures.free_bytes),
+            ("own", figures.own_bytes),
+            ("foreign", figures.foreign_bytes),
+        ):
+            if value is not None:
+                words[name] = format_size(value)
+        if figures.gpu_index is not None:
+            words["gpu"] = str(figures.gpu_index)
+
+    def fill(clause: re.Match[str]) -> str:
+        try:
+            return clause.group(1).format_map(words)
+        except KeyError:
+            return ""
+
+    return _CLAUSE.sub(fill, template)
+
+
+def is_absurd(figures: MemoryFigures | None) -> bool:
+    """Whether the size asked for cannot be meant: negative, or beyond any machine."""
+    if figures is None or figures.requested_bytes is None:
+        return False
+    return figures.requested_bytes < 0 or figures.requested_bytes >= ABSURD_BYTES
+
+
+_MEMORY = (FailureClass.CPU_OUT_OF_MEMORY, FailureClass.GPU_OUT_OF_MEMORY)
+
+
+def shown(line: str) -> str:
+    """`line` as it may be shown and stored: secrets masked, at most `MAX_SHOWN` characters."""
+    return mask_secrets(line[: 4 * MAX_SHOWN].strip())[:MAX_SHOWN]
+
+
+def diagnosis_from(
+    rule: Rule, line: str, runner_up: FailureClass | None = None
+) -> Diagnosis:
+    """The diagnosis that `rule` gives for `line`."""
+    figures = figures_of(rule, line)
+    if rule.failure in _MEMORY and is_absurd(figures):
+        return Diagnosis(
+            failure=FailureClass.APPLICATION_ERROR,
+            rule="absurd-allocation-size",
+            reason="The program asked for more memory than any machine has: a wrong size.",
+            line=shown(line),
+            confidence=0.85,
+            figures=figures,
+            runner_up=rule.failure,
+        )
+    return Diagnosis(
+        failure=rule.failure or FailureClass.UNKNOWN_ERROR,
+        rule=rule.id,
+        reason=sentence_of(rule.sentence, figures),
+        line=shown(line),
+        confidence=rule.confidence,
+        figures=figures,
+        runner_up=runner_up,
+    )

@@ -1,0 +1,105 @@
+"""What an attempt asks for and what nodes and pools have. MB means MiB (1024 * 1024 bytes)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from prefect_heteroflow.core.ranges import MAX_MEMORY_MB, MIN_MEMORY_MB, Range
+
+DEFAULT_MEMORY_MB = 2048
+DEFAULT_SHM_MB = 64
+"""What the container engine gives `/dev/shm` when nothing is said, MiB."""
+BOOSTED_GPU_INFERENCE_MEMORY_MB = 8192
+
+RESOURCE_RANGES: MappingProxyType[str, Range] = MappingProxyType(
+    {
+        "memory_mb": Range(least=MIN_MEMORY_MB, most=MAX_MEMORY_MB, whole=True, unit="MiB"),
+        "shm_mb": Range(least=1, most=MAX_MEMORY_MB, whole=True, unit="MiB", optional=True),
+        "gpu_count": Range(least=0, most=1024, whole=True),
+        "gpu_memory_mb": Range(least=1, most=MAX_MEMORY_MB, whole=True, unit="MiB", optional=True),
+    }
+)
+"""What each number of `Resources` may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one attempt is given.
+
+    Args:
+        memory_mb: Memory limit in MiB, at least 6 (the Docker engine's own floor).
+        shm_mb: Size of `/dev/shm` in MiB; `None` leaves the engine's default of 64.
+        gpu_count: Number of GPUs, 0 for none.
+        gpu_memory_mb: Least total memory of each GPU in MiB; `None` means any GPU.
+
+    Raises:
+        ValueError: A value is out of its range; the text names the value and what is allowed.
+    """
+
+    memory_mb: int = DEFAULT_MEMORY_MB
+    shm_mb: int | None = None
+    gpu_count: int = 0
+    gpu_memory_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} {value!r}: allowed is {rule.allowed}"
+            for name, rule in RESOURCE_RANGES.items()
+            if not rule.holds(value := getattr(self, name))
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU of a node."""
+
+    uuid: str
+    name: str
+    memory_mb: int
+    """Total memory, MiB."""
+    free_mb: int | None = None
+    """Free memory when it was last looked at, MiB."""
+    healthy: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine with one worker."""
+
+    name: str
+    pool: str
+    memory_mb: int
+    """Memory that an attempt can be given at most, MiB."""
+    gpus: tuple[Gpu, ...] = ()
+    live: bool = True
+    """Its worker was heard of lately; the adapter that reads nodes judges that."""
+    cordoned: bool = False
+    cordon_reason: str | None = None
+    last_error: str | None = None
+    docker: bool | None = None
+    """It starts containers (a `heteroflow` worker), not processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """A work pool: nodes of one class, or a declaration by `heteroflow pool tag`."""
+
+    name: str
+    memory_mb: int | None = None
+    """Declared memory of its nodes, MiB; `None` if nothing is declared."""
+    gpu_memory_mb: int | None = None
+    gpu_count: int | None = None
+    """Declared GPUs of each node; with `gpu_memory_mb` declared and this `None`, 1."""
+    worker_type: str | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The nodes and pools that are known at one moment."""
+
+    nodes: tuple[Node, ...] = ()
+    pools: tuple[Pool, ...] = ()

@@ -1,0 +1,111 @@
+"""The root cause among many matches: the earliest that was not survived, not the loudest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
+from prefect_heteroflow.core.matching import Match, diagnosis_from, find_matches
+from prefect_heteroflow.core.rules import Role
+
+_PROGRESS = re.compile(
+    r"\d{1,3}%\|[^|]{0,120}\| {0,3}\d|\b\d[\d.]{0,9} ?(?:it|s|batch|step|sample|img|tok|token|example)s?/"
+    r"(?:s|it|sec)\b|\b(?:[Ee]poch|[Ss]tep|[Ii]ter(?:ation)?|[Bb]atch|global_step)\b\W{0,3}\d{1,9}"
+    r"|\bloss\b\W{0,3}\d|\bserver is listening|\bdone training|[Tt]raining (?:done|finished|complete)"
+    r"|\b(?:[Ss]aved|[Ss]aving) (?:model|checkpoint|results)|[Rr]esults saved|[Cc]heckpoint saved"
+)
+_WARNING = re.compile(
+    r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource|Future)Warning: |^W\d{4} "
+)
+_GROUP_SCAN = 20_000
+"""At most this many lines between two matches are searched for signs of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The match that explains the failure, and what else was possible."""
+
+    match: Match
+    runner_up: FailureClass | None
+    survived: bool
+    """The job went on after the line; only a guess for lack of anything better."""
+
+    def diagnosis(self) -> Diagnosis:
+        return diagnosis_from(self.match.rule, self.match.line, self.runner_up)
+
+
+def choose(lines: Sequence[str], evidence: Evidence) -> Chosen | None:
+    """The match that tells the cause, or `None` where no rule matches.
+
+    The order of roles: platform facts; named causes; then, by their place in the output,
+    uncaught exceptions and the victims of lost peers; then the summaries of parents.
+    """
+    matches = find_matches(lines, start=evidence.phase == "start")
+    candidates = [match for match in matches if match.rule.role is not Role.RECOVERED]
+    if not candidates:
+        return None
+    recovered = [match.index for match in matches if match.rule.role is Role.RECOVERED]
+    survived = {
+        id(match) for match in candidates if _survived(match, candidates, recovered, lines)
+    }
+    ranked = sorted(candidates, key=lambda match: _rank(match, id(match) in survived, candidates))
+    best = ranked[0]
+    other = next(
+        (m.rule.failure for m in ranked[1:] if m.rule.failure is not best.rule.failure), None
+    )
+    gone_on = id(best) in survived or _progress_after(best, recovered, lines)
+    return Chosen(best, other, gone_on)
+
+
+def _rank(match: Match, survived: bool, candidates: Sequence[Match]) -> tuple[int, int]:
+    role = match.rule.role
+    if role is Role.PLATFORM:
+        return (0, match.index)
+    if survived:
+        return (6, match.index)
+    if role is Role.ROOT:
+        if _WARNING.search(match.line[:160]) and _exception_after(match, candidates):
+            return (4, match.index)
+        return (1, match.index)
+    if role in (Role.GENERIC, Role.FOLLOW_UP):
+        return (2, match.index)
+    return (5, match.index)
+
+
+def _exception_after(match: Match, candidates: Sequence[Match]) -> bool:
+    return any(
+        other.index > match.index and other.rule.role is Role.GENERIC for other in candidates
+    )
+
+
+def _survived(
+    match: Match, candidates: Sequence[Match], recovered: Sequence[int], lines: Sequence[str]
+) -> bool:
+    """The job went on after `match`, and something else failed later."""
+    if match.rule.role not in (Role.ROOT, Role.GENERIC, Role.FOLLOW_UP):
+        return False
+    later = [
+        other.index
+        for other in candidates
+        if other.index > match.index
+        and other.rule.role in (Role.ROOT, Role.GENERIC, Role.PLATFORM)
+        and other.rule.failure is not match.rule.failure
+    ]
+    if not later:
+        return False
+    return _went_on(match.index, later[-1], recovered, lines)
+
+
+def _went_on(
+    first: int, last: int, recovered: Sequence[int], lines: Sequence[str]
+) -> bool:
+    if any(first <= index < last for index in recovered):
+        return True
+    between = lines[first + 1 : min(last, first + _GROUP_SCAN)]
+    return any(_PROGRESS.search(line[:400]) for line in between)
+
+
+def _progress_after(match: Match, recovered: Sequence[int], lines: Sequence[str]) -> bool:
+    return _went_on(match.index, len(lines), recovered, lines)

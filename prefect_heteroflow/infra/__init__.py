@@ -1,0 +1,1 @@
+"""Adapters that observe and limit what runs on this node: containers, processes, GPUs."""

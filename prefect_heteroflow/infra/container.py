@@ -1,0 +1,131 @@
+"""Reads evidence out of containers, and writes the engine entry into them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect_heteroflow.core.units import bytes_to_mb_ceil
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+FOLDER = "/.heteroflow"
+"""Folder of ours in each container: the engine entry, its context and its report."""
+CONTEXT_PATH = f"{FOLDER}/context.json"
+REPORT_PATH = f"{FOLDER}/report/report.json"
+ENTRY_COMMAND = (
+    f"python -c \"import sys; sys.path.insert(0, '{FOLDER}');"
+    ' from prefect_heteroflow.engine import main; main()"'
+)
+# Not needed inside a container: what only workers and people use.
+_LEFT_OUT = {"cli", "worker.py", "process_worker.py", "__pycache__"}
+_LARGEST_REPORT = 4 * 1024 * 1024
+
+
+@lru_cache(maxsize=1)
+def _package_members() -> tuple[tuple[str, bytes], ...]:
+    root = Path(__file__).resolve().parent.parent
+    members = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if not _LEFT_OUT.intersection(relative.parts):
+            members.append((f"{root.name}/{relative.as_posix()}", path.read_bytes()))
+    return tuple(members)
+
+
+def entry_archive(context_json: str) -> bytes:
+    """A tar archive, to be unpacked at `/`: this package, the context, a folder for the report.
+
+    With it, any image that has Prefect runs the worker's own version of the engine entry.
+    """
+    buffer = io.BytesIO()
+    folder = FOLDER.lstrip("/")
+    modified = int(time.time())
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+
+        def add(name: str, content: bytes | None, mode: int) -> None:
+            info = tarfile.TarInfo(name)
+            info.mode = mode
+            info.mtime = modified
+            if content is None:
+                info.type = tarfile.DIRTYPE
+                archive.addfile(info)
+                return
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+        add(folder, None, 0o755)
+        # The container's user need not be root.
+        add(f"{folder}/report", None, 0o1777)
+        # The image may not let the user write bytecode; the sources are all that is needed.
+        for name, content in _package_members():
+            add(f"{folder}/{name}", content, 0o644)
+        add(CONTEXT_PATH.lstrip("/"), context_json.encode(), 0o644)
+    return buffer.getvalue()
+
+
+def read_file(container: Container, path: str) -> str | None:
+    """A small text file of a container, running or not; `None` if there is none."""
+    import docker.errors
+
+    try:
+        chunks, stat = container.get_archive(path)
+    except docker.errors.NotFound:
+        return None
+    if (stat or {}).get("size", 0) > _LARGEST_REPORT:
+        return None
+    data = b"".join(chunks)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive.getmembers():
+            content = archive.extractfile(member)
+            if content is not None:
+                return content.read().decode("utf-8", errors="replace")
+    return None
+
+
+def stream_output(container: Container, on_output: Callable[[bytes], None], since: int = 0) -> None:
+    """Pass on the output of a container until it ends. Blocks.
+
+    Raises:
+        docker.errors.APIError: The engine refused, for example for a log driver without reading.
+    """
+    for chunk in container.logs(stream=True, follow=True, since=since or None):
+        on_output(chunk)
+
+
+def container_state(container: Container) -> dict[str, Any]:
+    """`State` of the container as the engine has it now (`ExitCode`, `OOMKilled`, `Error`)."""
+    # `wait()` alone leaves the attributes of the time before the end.
+    container.reload()
+    state: dict[str, Any] = container.attrs["State"]
+    return state
+
+
+def read_peak_memory_mb(pid: int) -> int | None:
+    """Highest memory use of the container whose main process is `pid`, MiB.
+
+    Only a worker that shares the engine's host can see it; elsewhere it is `None`.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            file = Path("/sys/fs/cgroup/memory", path.lstrip("/"), "memory.max_usage_in_bytes")
+        elif controllers == "" and len(lines) == 1:
+            file = Path("/sys/fs/cgroup", path.lstrip("/"), "memory.peak")
+        else:
+            continue
+        try:
+            return bytes_to_mb_ceil(int(file.read_text()))
+        except (OSError, ValueError):
+            return None
+    return None

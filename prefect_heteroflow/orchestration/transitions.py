@@ -1,0 +1,196 @@
+"""Every change of a flow run's state that this package makes, one function each.
+
+What each one relies on was measured on Prefect 3.9.1 and is pinned by
+`tests/surface/test_transitions.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect import Task
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Running
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+ESCALATED = "Escalated"
+ATTEMPT_FAILED = "AttemptFailed"
+TASK_ID_LABEL = "heteroflow.task-id"
+ATTEMPT_LABEL = "heteroflow.attempt"
+
+# Workers take runs that are due within their prefetch window (10 s by default, see
+# `PREFECT_WORKER_PREFETCH_SECONDS`): a run whose job variables are about to change must not be
+# due within it.
+_OUT_OF_REACH = timedelta(seconds=120)
+
+
+def task_id_of(flow_run: FlowRun) -> UUID:
+    """Id of the front run that this run works for: its own, unless it is an attempt run."""
+    label = flow_run.labels.get(TASK_ID_LABEL)
+    return flow_run.id if label is None else UUID(str(label))
+
+
+def is_attempt_run(flow_run: FlowRun) -> bool:
+    """It was created by a worker to carry an attempt of another run."""
+    return TASK_ID_LABEL in flow_run.labels
+
+
+async def await_retry(
+    client: PrefectClient,
+    flow_run: FlowRun,
+    *,
+    due: datetime,
+    now: datetime,
+    message: str,
+    job_variables: dict[str, Any],
+) -> bool:
+    """Schedule the same run again at `due` with new job variables.
+
+    Job variables can be changed only while the state type is SCHEDULED, so the run is first
+    scheduled where no worker looks yet. Returns `False` if the server refused, as it does when
+    the run was cancelled or deleted meanwhile.
+    """
+    # Prefect compares `run_count > retries`: our retry must not use up one of the user's own.
+    policy = flow_run.empirical_policy
+    if policy.retries:
+        policy = policy.model_copy(update={"retries": policy.retries + 1})
+    out_of_reach = max(due, now + _OUT_OF_REACH)
+    if not await _accepted(
+        client, flow_run.id, AwaitingRetry(scheduled_time=out_of_reach, message=message)
+    ):
+        return False
+    await client.update_flow_run(flow_run.id, job_variables=job_variables, empirical_policy=policy)
+    if out_of_reach == due:
+        return True
+    return await _accepted(client, flow_run.id, AwaitingRetry(scheduled_time=due, message=message))
+
+
+async def escalate(client: PrefectClient, flow_run_id: UUID, message: str) -> None:
+    """Park the front run as `Escalated`: not final, and it holds no concurrency slot."""
+    state = State[Any](type=StateType.PAUSED, name=ESCALATED, message=message)
+    await client.set_flow_run_state(flow_run_id, state, force=True)
+
+
+async def create_attempt_run(
+    client: PrefectClient,
+    front: FlowRun,
+    *,
+    attempt: int,
+    pool: str,
+    job_variables: dict[str, Any],
+    due: datetime,
+    message: str,
+) -> FlowRun:
+    """Create the run of an attempt on another pool, as a subflow run of the front run.
+
+    Repeating the call for the same attempt returns the same run.
+    """
+    task_run = await client.create_task_run(
+        task=Task(fn=_attempt, name=f"attempt on {pool}"),
+        flow_run_id=front.id,
+        dynamic_key=f"heteroflow-attempt-{attempt}",
+        name=f"attempt {attempt} on {pool}",
+    )
+    policy = front.empirical_policy
+    if policy.retries is not None:
+        # What the user's own retries have left: run_count - 1 of them are used.
+        left = max(0, policy.retries - max(0, front.run_count - 1))
+        policy = policy.model_copy(update={"retries": left})
+    state = AwaitingRetry(scheduled_time=due, message=message)
+    body = {
+        "flow_id": str(front.flow_id),
+        "deployment_id": None if front.deployment_id is None else str(front.deployment_id),
+        "name": f"{front.name}-attempt-{attempt}",
+        "parameters": front.parameters,
+        "context": front.context or {},
+        "tags": list(front.tags),
+        "parent_task_run_id": str(task_run.id),
+        "idempotency_key": f"{front.id}:{attempt}",
+        "labels": {TASK_ID_LABEL: str(front.id), ATTEMPT_LABEL: attempt},
+        "work_pool_name": pool,
+        "job_variables": job_variables,
+        "empirical_policy": policy.model_dump(mode="json"),
+        "state": {
+            "type": state.type.value,
+            "name": state.name,
+            "message": state.message,
+            "state_details": {"scheduled_time": due.isoformat()},
+        },
+    }
+    # `create_flow_run_from_deployment` knows no pool and `create_flow_run` no deployment.
+    response = await client.request("POST", "/flow_runs/", json=body)
+    response.raise_for_status()
+    return FlowRun.model_validate(response.json())
+
+
+def _attempt() -> None:
+    """Stands for an attempt in the front run's timeline; never called."""
+
+
+async def finish(
+    client: PrefectClient, flow_run_id: UUID, state: State[Any], *, force: bool = False
+) -> bool:
+    """End a run. `False` when the server refused, as it does for a run that has ended already."""
+    return await _accepted(client, flow_run_id, state, force=force)
+
+
+async def cancel_for_good(client: PrefectClient, flow_run_id: UUID, message: str) -> None:
+    """End a run as `Cancelled`, also from `Escalated` or `AwaitingRetry`; not if it has ended."""
+    run = await client.read_flow_run(flow_run_id)
+    if run.state is not None and run.state.is_final():
+        return
+    await client.set_flow_run_state(flow_run_id, Cancelled(message=message), force=True)
+
+
+async def take_over(client: PrefectClient, front_id: UUID, state: State[Any]) -> None:
+    """End the front run as its attempt run ended: same type, name, message and result.
+
+    The Python client drops `state.data`, which holds where the result is stored; so the state is
+    posted as it came.
+    """
+    data = state.data
+    if data is not None and hasattr(data, "model_dump"):
+        data = data.model_dump(mode="json")
+    body = {
+        "state": {
+            "type": state.type.value,
+            "name": state.name,
+            "message": state.message,
+            "data": data,
+        },
+        "force": True,
+    }
+    response = await client.request(
+        "POST", "/flow_runs/{id}/set_state", path_params={"id": front_id}, json=body
+    )
+    response.raise_for_status()
+
+
+async def _accepted(
+    client: PrefectClient, flow_run_id: UUID, state: State[Any], *, force: bool = False
+) -> bool:
+    result = await client.set_flow_run_state(flow_run_id, state, force=force)
+    return result.status.value == "ACCEPT"
+
+
+def ended_state(ending: str, message: str) -> State[Any]:
+    """The terminal state for the name of an ending (`core.policy.Ending`)."""
+    if ending == "Cancelled":
+        return Cancelled(message=message)
+    if ending == "Crashed":
+        return State(type=StateType.CRASHED, name="Crashed", message=message)
+    return Failed(name=ending, message=message)
+
+
+def running_state(message: str | None = None) -> State[Any]:
+    """The state of a plain job whose container has started."""
+    return Running(message=message)
+
+
+def completed_state(message: str) -> State[Any]:
+    """The state of a plain job that ended well."""
+    return Completed(message=message)

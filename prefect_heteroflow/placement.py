@@ -1,0 +1,125 @@
+"""Which node of a pool takes a run: each worker leaves alone what belongs to another node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+
+from prefect_heteroflow.core.job_values import JobValueError, parse_job_values
+from prefect_heteroflow.core.resources import Cluster, Node, Resources
+from prefect_heteroflow.core.routing import fits
+from prefect_heteroflow.job_configuration import RESOURCE_NAMES
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.settings import HeteroflowSettings
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+_DEPLOYMENT_SECONDS = 30.0
+_NAMES = (*RESOURCE_NAMES, "oom_memory_limit")
+
+
+class Placements:
+    """Judges the runs that a poll has found."""
+
+    def __init__(self, client: PrefectClient, settings: HeteroflowSettings) -> None:
+        self._client = client
+        self._grace_seconds = settings.placement_grace_seconds
+        self._deployments: dict[UUID, tuple[float, Mapping[str, Any]]] = {}
+
+    async def is_for(
+        self,
+        node: Node,
+        flow_run: FlowRun,
+        cluster: Cluster,
+        base_job_template: Mapping[str, Any],
+    ) -> bool:
+        """Whether this node takes the run; if no other live node of the pool can, it does."""
+        others = [
+            other
+            for other in cluster.nodes
+            if other.pool == node.pool
+            and other.name != node.name
+            and other.live
+            and not other.cordoned
+        ]
+        if node.cordoned:
+            return False
+        if not others:
+            return True
+        resources = await self._resources(flow_run, base_job_template)
+        if resources is None:
+            return True  # the values are bad: whoever takes the run says so
+        able = [other for other in others if fits(resources, other)]
+        if not able:
+            return True
+        if not fits(resources, node):
+            return False
+        placement = (flow_run.job_variables or {}).get("placement")
+        if not isinstance(placement, Mapping):
+            return True
+        avoided = placement.get("avoid") or ()
+        if node.name in avoided and any(other.name not in avoided for other in able):
+            return False
+        preferred = placement.get("prefer")
+        if preferred in (None, node.name) or preferred not in {other.name for other in able}:
+            return True
+        return not self._within_grace(flow_run, placement)
+
+    def _within_grace(self, flow_run: FlowRun, placement: Mapping[str, Any]) -> bool:
+        since = _time(placement.get("since"))
+        due = flow_run.next_scheduled_start_time or flow_run.expected_start_time
+        waits_since = max((time for time in (since, due) if time is not None), default=None)
+        if waits_since is None:
+            return False
+        return (utc_now() - waits_since).total_seconds() < self._grace_seconds
+
+    async def _resources(
+        self, flow_run: FlowRun, base_job_template: Mapping[str, Any]
+    ) -> Resources | None:
+        properties = base_job_template.get("variables", {}).get("properties", {})
+        values: dict[str, Any] = {
+            name: properties[name]["default"]
+            for name in _NAMES
+            if properties.get(name, {}).get("default") is not None
+        }
+        for source in (
+            await self._deployment_values(flow_run.deployment_id),
+            flow_run.job_variables or {},
+        ):
+            values.update({k: v for k, v in source.items() if k in _NAMES})
+        try:
+            return parse_job_values({k: v for k, v in values.items() if v is not None}).resources
+        except JobValueError:
+            return None
+
+    async def _deployment_values(self, deployment_id: UUID | None) -> Mapping[str, Any]:
+        if deployment_id is None:
+            return {}
+        now = time.monotonic()
+        known = self._deployments.get(deployment_id)
+        if known is not None and now - known[0] < _DEPLOYMENT_SECONDS:
+            return known[1]
+        try:
+            deployment = await self._client.read_deployment(deployment_id)
+        except ObjectNotFound:
+            return {}
+        values = deployment.job_variables or {}
+        self._deployments[deployment_id] = (now, values)
+        return values
+
+
+def _time(text: object) -> datetime | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=timezone.utc)

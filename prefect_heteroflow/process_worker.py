@@ -1,0 +1,286 @@
+"""
+Module containing the heteroflow process worker, which runs flow runs and plain jobs as child
+processes under a memory limit, on machines without Docker.
+
+To start a worker on a node, run the following command there:
+
+```bash
+prefect worker start --pool 'my-work-pool' --type heteroflow-process
+```
+
+Replace `my-work-pool` with the name of the work pool of that class of nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import anyio
+import anyio.to_thread
+from prefect.exceptions import InfrastructureNotFound
+from prefect.workers.base import BaseWorkerResult
+from prefect.workers.process import (
+    ProcessJobConfiguration,
+    ProcessVariables,
+    ProcessWorker,
+    ProcessWorkerResult,
+)
+
+from prefect_heteroflow import environment
+from prefect_heteroflow.attempt_backend import (
+    AttemptEnd,
+    AttemptHandle,
+    AttemptNotStarted,
+    AttemptPlan,
+)
+from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
+from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
+from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables
+from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import Flow as APIFlow
+    from prefect.client.schemas.objects import FlowRun, WorkPool
+    from prefect.client.schemas.responses import DeploymentResponse
+
+T = TypeVar("T")
+
+_ENTRY_COMMAND = f"{shlex.quote(sys.executable)} -m prefect_heteroflow.engine"
+# A grandchild may hold the pipe open after the main process has ended and all were killed.
+_DRAIN_SECONDS = 5.0
+_CHUNK = 64 * 1024
+
+
+class HeteroflowProcessVariables(RetryVariables, ProcessVariables):
+    """Job variables of the `heteroflow-process` worker type."""
+
+
+class HeteroflowProcessJobConfiguration(RetryConfiguration, ProcessJobConfiguration):
+    """Configuration of one attempt in a child process."""
+
+    def prepare_for_flow_run(
+        self,
+        flow_run: FlowRun,
+        deployment: DeploymentResponse | None = None,
+        flow: APIFlow | None = None,
+        work_pool: WorkPool | None = None,
+        worker_name: str | None = None,
+        worker_id: UUID | None = None,
+    ) -> None:
+        """Prepare the flow run; a flow runs by our engine entry."""
+        has_command = self.command is not None
+        super().prepare_for_flow_run(
+            flow_run, deployment, flow, work_pool, worker_name, worker_id=worker_id
+        )
+        if not has_command:
+            self.command = _ENTRY_COMMAND
+
+
+@dataclass(slots=True, kw_only=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    limit: MemoryLimit
+    folder: Path
+    working_folder: Path | None
+    """Temporary working folder to remove, `None` if the user gave one."""
+
+
+class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
+    """Runs attempts in child processes under a memory limit and retries what failed."""
+
+    type = "heteroflow-process"
+    job_configuration = HeteroflowProcessJobConfiguration
+    job_configuration_variables = HeteroflowProcessVariables  # type: ignore[assignment]
+    containers = False
+
+    _display_name = "Heteroflow Process"
+    _description = (
+        "Execute flow runs and plain jobs as child processes under a memory limit, and retry those"
+        " that failed where they will succeed: with more memory, on a bigger GPU, or on another"
+        " node. For machines without Docker."
+    )
+    _documentation_url = "https://pypi.org/project/prefect-heteroflow/"
+    _logo_url = ProcessWorker._logo_url
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._threads = anyio.CapacityLimiter(4096)
+        self._said_limit_kind = False
+
+    async def probe_node(self) -> Node:
+        """Memory and GPUs of this node, as the kernel and NVML know them."""
+        settings = self.heteroflow_settings
+        try:
+            gpus = None if settings.node_gpus is None else parse_declared_gpus(settings.node_gpus)
+        except ValueError as error:
+            raise WorkerCannotStart(str(error)) from error
+        return await self._in_thread(
+            functools.partial(
+                probe_node,
+                settings.node_name,
+                self._work_pool_name,
+                declared_memory_mb=settings.node_memory_mb,
+                declared_gpus=gpus,
+                docker_info=None,
+            )
+        )
+
+    def attempt_result(self, identifier: str) -> BaseWorkerResult:
+        """A handled attempt: status 0."""
+        return ProcessWorkerResult(status_code=0, identifier=identifier)
+
+    async def start_attempt(self, plan: AttemptPlan) -> AttemptHandle:
+        """Start the child under its limit."""
+        try:
+            child = await self._in_thread(functools.partial(self._start, plan))
+        except (OSError, ValueError) as error:
+            raise AttemptNotStarted(str(error)) from error
+        if not self._said_limit_kind:
+            self._said_limit_kind = True
+            notes = "".join(f"; {note}" for note in child.limit.notes)
+            self._logger.info("Memory limits are kept by %s%s.", child.limit.kind, notes)
+        return AttemptHandle(identifier=str(child.process.pid), plan=plan, inner=child)
+
+    async def wait_attempt(self, handle: AttemptHandle) -> AttemptEnd:
+        """Stream the output until the main process has ended; end whatever it left behind."""
+        return await self._in_thread(functools.partial(self._wait, handle))
+
+    async def terminate_attempt(self, handle: AttemptHandle, grace_seconds: float) -> None:
+        """SIGTERM to the main process, and SIGKILL to all of them after the grace time."""
+        await self._in_thread(functools.partial(_terminate, handle.inner, grace_seconds))
+
+    async def read_report(self, handle: AttemptHandle) -> str | None:
+        """The report that the engine entry left in the attempt's folder."""
+        child: _Child = handle.inner
+        try:
+            return (child.folder / "report.json").read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+    async def discard_attempt(self, handle: AttemptHandle) -> None:
+        """Remove the attempt's folders."""
+        child: _Child = handle.inner
+        for folder in filter(None, (child.folder, child.working_folder)):
+            await self._in_thread(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+
+    async def kill_infrastructure(
+        self, infrastructure_pid: str, configuration: Any, grace_seconds: int = 30
+    ) -> None:
+        """End a child process of this worker.
+
+        Raises:
+            InfrastructureNotFound: This worker has no such child.
+        """
+        for life in self._lives.values():
+            handle = life.handle
+            if handle is not None and handle.identifier == infrastructure_pid:
+                await self.terminate_attempt(handle, float(grace_seconds))
+                return
+        raise InfrastructureNotFound(f"This worker has no child process {infrastructure_pid}.")
+
+    # ---- in threads -----------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+
+    def _start(self, plan: AttemptPlan) -> _Child:
+        configuration = plan.configuration
+        assert isinstance(configuration, HeteroflowProcessJobConfiguration)
+        folder = Path(tempfile.mkdtemp(prefix="heteroflow-"))
+        working_folder = None
+        if configuration.working_dir is None:
+            working_folder = Path(tempfile.mkdtemp(prefix="heteroflow-work-"))
+        env = {key: value for key, value in configuration.env.items() if value is not None}
+        if plan.context_json is not None:
+            context_file = folder / "context.json"
+            context_file.write_text(plan.context_json, encoding="utf-8")
+            env[environment.CONTEXT_FILE] = str(context_file)
+            env[environment.REPORT_FILE] = str(folder / "report.json")
+        if plan.resources.gpu_count:
+            env["CUDA_VISIBLE_DEVICES"] = self._visible_devices(plan)
+        limit = create_memory_limit(f"{plan.flow_run.id}-{plan.attempt}", plan.resources.memory_mb)
+        try:
+            process = subprocess.Popen(
+                limit.wrap(shlex.split(configuration.command or "")),
+                cwd=configuration.working_dir or working_folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except BaseException:
+            limit.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        limit.enter(process.pid)
+        return _Child(process=process, limit=limit, folder=folder, working_folder=working_folder)
+
+    def _visible_devices(self, plan: AttemptPlan) -> str:
+        """What CUDA is to see: UUIDs of real GPUs, numbers of declared ones."""
+        uuids = [gpu.uuid for gpu in plan.gpus]
+        if all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids):
+            return ",".join(uuids)
+        numbers = {gpu.uuid: str(index) for index, gpu in enumerate(self.node.gpus)}
+        return ",".join(numbers[uuid] for uuid in uuids)
+
+    def _wait(self, handle: AttemptHandle) -> AttemptEnd:
+        child: _Child = handle.inner
+        assert child.process.stdout is not None
+        reader = threading.Thread(
+            target=self._read, args=(child.process.stdout, handle), daemon=True
+        )
+        reader.start()
+        status = child.process.wait()
+        child.limit.kill_all()
+        reader.join(_DRAIN_SECONDS)
+        kills = child.limit.oom_kill_count()
+        peak = child.limit.peak_memory_mb()
+        by_limit = kills is None and status == -signal.SIGKILL and child.limit.limit_reached()
+        child.limit.close()
+        return AttemptEnd(
+            exit_code=None if status < 0 else status,
+            signal=-status if status < 0 else None,
+            oom_killed=True if by_limit else (None if kills is None else kills > 0),
+            oom_kill_count=kills,
+            peak_memory_mb=peak,
+        )
+
+    def _read(self, pipe: IO[bytes], handle: AttemptHandle) -> None:
+        prints = getattr(handle.plan.configuration, "stream_output", True)
+        descriptor = pipe.fileno()
+        while True:
+            try:
+                chunk = os.read(descriptor, _CHUNK)
+            except OSError:
+                return
+            if not chunk:
+                return
+            handle.plan.on_output(chunk)
+            if prints:
+                sys.stdout.write(chunk.decode(errors="replace"))
+                sys.stdout.flush()
+
+
+def _terminate(child: _Child, grace_seconds: float) -> None:
+    if child.process.poll() is None:
+        child.process.terminate()
+        try:
+            child.process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            pass
+    child.limit.kill_all()

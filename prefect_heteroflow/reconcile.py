@@ -1,0 +1,128 @@
+"""Finds runs that a worker left half-way, and takes them one step further.
+
+Every worker does so now and then; each step is safe to repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+
+from prefect_heteroflow.cancelling import handle_cancelling
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import read_attempts
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+# The worker that ends an attempt acts at once; whoever comes after it leaves it this much time.
+_FOR_THE_WORKER_ITSELF = timedelta(seconds=15)
+_PAGE = 200
+
+
+async def reconcile(worker: RetryingWorker) -> None:
+    """Take over ended attempts, create planned ones, and finish cancelled runs."""
+    await _finish_cancelling(worker)
+    await _go_on_with_escalated(worker)
+
+
+async def _finish_cancelling(worker: RetryingWorker) -> None:
+    runs = await _runs_in(
+        worker,
+        FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING])),
+    )
+    for run in runs:
+        if run.work_pool_name == worker.node.pool or worker.has_life(run.id):
+            await handle_cancelling(worker, run.id)
+
+
+async def _go_on_with_escalated(worker: RetryingWorker) -> None:
+    fronts = await _runs_in(
+        worker, FlowRunFilterState(name=FlowRunFilterStateName(any_=[transitions.ESCALATED]))
+    )
+    if not fronts:
+        return
+    attempts = await worker.client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id for run in fronts])
+        ),
+        limit=_PAGE,
+    )
+    newest = _newest_by_task(attempts)
+    for front in fronts:
+        if not _settled_for_a_while(front):
+            continue
+        run = newest.get(str(front.id))
+        if run is None:
+            await _create_planned(worker, front)
+        elif run.state is not None and run.state.is_final() and _settled_for_a_while(run):
+            if run.state.name == transitions.ATTEMPT_FAILED:
+                await _create_planned(worker, front)
+            else:
+                await transitions.take_over(worker.client, front.id, run.state)
+
+
+async def _create_planned(worker: RetryingWorker, front: FlowRun) -> None:
+    """Create the attempt run whose row was written before its worker died."""
+    history = await read_attempts(worker.client, front.id)
+    row = history[-1] if history else None
+    if row is None or row.status is not AttemptStatus.SCHEDULED or row.pool is None:
+        return
+    await transitions.create_attempt_run(
+        worker.client,
+        front,
+        attempt=row.attempt,
+        pool=row.pool,
+        job_variables=_planned_variables(front, row),
+        due=utc_now(),
+        message=f"Attempt {row.attempt} was planned by a worker that went away.",
+    )
+
+
+def _planned_variables(front: FlowRun, row: Attempt) -> dict[str, Any]:
+    planned = {
+        name: getattr(row, name)
+        for name in ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
+        if getattr(row, name) is not None
+    }
+    kept = {k: v for k, v in (front.job_variables or {}).items() if k != "placement"}
+    return {**kept, **planned}
+
+
+async def _runs_in(worker: RetryingWorker, state: FlowRunFilterState) -> list[FlowRun]:
+    return await worker.client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(state=state), limit=_PAGE
+    )
+
+
+def _newest_by_task(runs: Iterable[FlowRun]) -> dict[str, FlowRun]:
+    newest: dict[str, FlowRun] = {}
+    for run in runs:
+        if not transitions.is_attempt_run(run):
+            continue
+        task = str(run.labels[transitions.TASK_ID_LABEL])
+        known = newest.get(task)
+        if known is None or _number(run) > _number(known):
+            newest[task] = run
+    return newest
+
+
+def _number(run: FlowRun) -> int:
+    return int(str(run.labels.get(transitions.ATTEMPT_LABEL, 0)))
+
+
+def _settled_for_a_while(run: FlowRun) -> bool:
+    state = run.state
+    return state is not None and utc_now() - state.timestamp > _FOR_THE_WORKER_ITSELF

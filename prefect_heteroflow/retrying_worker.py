@@ -1,0 +1,360 @@
+"""What both worker types share: a node of their own, and runs that are retried where they fit."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+import anyio
+import anyio.abc
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.events import Event
+from prefect.workers.base import BaseWorkerResult
+
+from prefect_heteroflow.attempt_backend import AttemptBackend, AttemptHandle
+from prefect_heteroflow.attempt_life import AttemptLife
+from prefect_heteroflow.cancelling import handle_cancelling
+from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
+from prefect_heteroflow.gpu_shares import GpuShares
+from prefect_heteroflow.job_configuration import RetryConfiguration
+from prefect_heteroflow.orchestration import run_events, transitions
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.nodes import (
+    NodeNameTaken,
+    claim_node_name,
+    publish_node,
+    read_cluster,
+)
+from prefect_heteroflow.orchestration.pool_tags import refresh_pool_line
+from prefect_heteroflow.orchestration.wakeups import Wakeups
+from prefect_heteroflow.placement import Placements
+from prefect_heteroflow.reconcile import reconcile
+from prefect_heteroflow.settings import HeteroflowSettings
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.responses import WorkerFlowRunResponse
+    from prefect.workers.base import BaseWorker
+
+    class _Base(BaseWorker[Any, Any, Any], AttemptBackend):
+        """What the mixin is mixed into."""
+else:
+    _Base = object
+
+_HEARTBEAT_SECONDS = 15.0
+_RECONCILE_SECONDS = 15.0
+_CLUSTER_SECONDS = 5.0
+# A restarted worker whose old process died without a word waits so long for its old name.
+_CLAIM_SECONDS = 20.0
+
+
+class WorkerCannotStart(RuntimeError):
+    """The node cannot run attempts; the text says what is missing and what to do."""
+
+
+def _cannot_start(error: BaseException) -> WorkerCannotStart | None:
+    """The reason in an error or in a group of errors from task groups."""
+    if isinstance(error, WorkerCannotStart):
+        return error
+    for part in getattr(error, "exceptions", ()):
+        found = _cannot_start(part)
+        if found is not None:
+            return found
+    return None
+
+
+class RetryingWorker(_Base):
+    """Mixin for a Prefect worker that fills in `AttemptBackend` and `probe_node`."""
+
+    containers: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heteroflow_settings = HeteroflowSettings()
+        self._instance_id = str(uuid4())
+        self._node: Node | None = None
+        self._lives: dict[UUID, AttemptLife] = {}
+        self._gpu_shares = GpuShares()
+        self._cluster: tuple[datetime, Cluster] | None = None
+        self._wakeups = Wakeups(self.get_and_submit_flow_runs, self._logger)
+        self._placements: Placements | None = None
+        self._background = anyio.CancelScope()
+        self._claim: UUID | None = None
+
+    # ---- what a worker type adds --------------------------------------------------------------
+
+    async def probe_node(self) -> Node:
+        """Look at this node.
+
+        Raises:
+            WorkerCannotStart: Nothing can run here.
+        """
+        raise NotImplementedError
+
+    def check_configuration(self, configuration: RetryConfiguration) -> None:
+        """Refuse what only this worker type can judge (an image reference, for example).
+
+        Raises:
+            JobValueError: A value cannot be used.
+        """
+
+    def attempt_result(self, identifier: str) -> BaseWorkerResult:
+        """The result that core takes as "handled"."""
+        raise NotImplementedError
+
+    async def find_left_attempts(self) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
+        """Attempts that an earlier process of this worker has started and that are still here."""
+        return ()
+
+    # ---- Prefect's interface -------------------------------------------------------------------
+
+    async def start(
+        self,
+        run_once: bool = False,
+        with_healthcheck: bool = False,
+        printer: Callable[..., None] = print,
+    ) -> None:
+        """Start as every worker does; what keeps it from starting is said in one sentence."""
+        try:
+            await super().start(run_once, with_healthcheck, printer)
+        except Exception as error:
+            reason = _cannot_start(error)
+            if reason is None:
+                raise
+            raise SystemExit(f"The worker cannot run. {reason}") from None
+
+    async def setup(self) -> None:
+        """Probe the node, claim its name, then set up as every worker does."""
+        self._node = await self.probe_node()
+        await self._claim_name()
+        await super().setup()
+        assert self._runs_task_group is not None
+        self._placements = Placements(self.client, self.heteroflow_settings)
+        self._background = anyio.CancelScope()
+        self._runs_task_group.start_soon(self._run_background)
+
+    async def teardown(self, *exc_info: Any) -> None:
+        """Stop what runs beside the attempts, then tear down as every worker does."""
+        self._background.cancel()
+        if self._claim is not None and self._client is not None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                try:
+                    await self._say_alive(stopped=True)
+                except (httpx.HTTPError, WorkerCannotStart) as error:
+                    self._logger.debug("The node could not be signed off: %s", error)
+        await super().teardown(*exc_info)
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: Any,
+        task_status: anyio.abc.TaskStatus[Any] | None = None,
+    ) -> Any:
+        """Run one attempt and act on its end; the status code is always 0, "handled"."""
+        life = AttemptLife(self, flow_run, configuration)
+        self._lives[flow_run.id] = life
+        try:
+            identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
+        finally:
+            self._forget(flow_run.id)
+        return self.attempt_result(identifier)
+
+    async def _submit_scheduled_flow_runs(
+        self, flow_run_response: list[WorkerFlowRunResponse]
+    ) -> list[FlowRun]:
+        # Core has no public hook between "the pool has these runs" and "this worker takes them".
+        # Pinned by tests/surface/test_core_hooks.py.
+        if flow_run_response and self._placements is not None:
+            cluster = await self.read_cluster()
+            flow_run_response = [
+                entry
+                for entry in flow_run_response
+                if await self._placements.is_for(
+                    self.node, entry.flow_run, cluster, self.work_pool.base_job_template
+                )
+            ]
+        return await super()._submit_scheduled_flow_runs(flow_run_response)
+
+    async def _cancel_run(self, flow_run_id: UUID) -> None:
+        # Core's own version ends only runs that never started; ours ends them all.
+        # Pinned by tests/surface/test_core_hooks.py.
+        await handle_cancelling(self, flow_run_id)
+
+    # ---- for the lives of attempts --------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        """This node as it was probed."""
+        if self._node is None:
+            raise RuntimeError("The worker has not been set up.")
+        return self._node
+
+    async def read_cluster(self) -> Cluster:
+        """All known nodes and pools, at most five seconds old; this node is always among them."""
+        now = utc_now()
+        if (
+            self._cluster is not None
+            and (now - self._cluster[0]).total_seconds() < _CLUSTER_SECONDS
+        ):
+            return self._cluster[1]
+        try:
+            cluster = await read_cluster(
+                self.client,
+                now=now,
+                liveness_seconds=self.heteroflow_settings.node_liveness_seconds,
+            )
+        except httpx.HTTPError as error:
+            self._logger.warning("The nodes could not be read (%s); deciding with this one.", error)
+            cluster = Cluster()
+        if not any(node.name == self.node.name for node in cluster.nodes):
+            cluster = Cluster(nodes=(*cluster.nodes, self.node), pools=cluster.pools)
+        self._cluster = (now, cluster)
+        return cluster
+
+    async def is_live(self, node_name: str | None) -> bool:
+        """Whether that node's worker was heard of lately."""
+        cluster = await self.read_cluster()
+        return any(node.name == node_name and node.live for node in cluster.nodes)
+
+    def take_gpus(self, owner: str, resources: Resources) -> tuple[Gpu, ...]:
+        """GPUs of this node for one attempt: the least used ones that are large enough."""
+        return self._gpu_shares.take(owner, self.node.gpus, resources)
+
+    def wake_at(self, due: datetime, flow_run_id: UUID) -> None:
+        """Poll when that run is due."""
+        self._wakeups.wake_at(due, flow_run_id)
+
+    def has_life(self, flow_run_id: UUID) -> bool:
+        """Whether that run's attempt runs here."""
+        return flow_run_id in self._lives
+
+    async def cancel_life(self, flow_run_id: UUID) -> bool:
+        """Cancel the attempt of that run if it runs here."""
+        life = self._lives.get(flow_run_id)
+        if life is None:
+            return False
+        await life.request_cancel()
+        return True
+
+    def _forget(self, flow_run_id: UUID) -> None:
+        self._lives.pop(flow_run_id, None)
+        self._gpu_shares.give_back(str(flow_run_id))
+
+    # ---- beside the attempts ---------------------------------------------------------------------
+
+    async def _claim_name(self) -> None:
+        try:
+            async with get_client() as client:
+                self._claim = await claim_node_name(
+                    client,
+                    self.node,
+                    worker_instance_id=self._instance_id,
+                    now=utc_now(),
+                    liveness_seconds=self.heteroflow_settings.node_liveness_seconds,
+                    wait_seconds=_CLAIM_SECONDS,
+                )
+        except NodeNameTaken as error:
+            raise WorkerCannotStart(str(error)) from error
+        except httpx.HTTPError as error:
+            self._logger.warning(
+                "The Prefect API at %s does not answer (%s); this node is published as soon as it"
+                " does.",
+                os.environ.get("PREFECT_API_URL", "the configured URL"),
+                error,
+            )
+
+    async def _run_background(self) -> None:
+        with self._background:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._wakeups.run)
+                group.start_soon(run_events.listen, self._on_event, self._logger)
+                group.start_soon(self._every, _HEARTBEAT_SECONDS, self._publish)
+                group.start_soon(self._every, _RECONCILE_SECONDS, self._reconcile)
+                group.start_soon(self._adopt_left_attempts, group)
+
+    async def _every(self, seconds: float, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except httpx.HTTPError as error:
+                self._logger.warning("The Prefect API does not answer: %s", error)
+            except WorkerCannotStart:
+                raise
+            except Exception:
+                self._logger.exception("A step beside the runs failed; it is tried again.")
+            await anyio.sleep(seconds * (0.85 + 0.3 * random.random()))
+
+    async def _publish(self) -> None:
+        if self._claim is None:
+            await self._claim_name()
+        self._node = await self.probe_node()
+        if self._claim is not None:
+            await self._say_alive()
+        if self._work_pool is not None:
+            await refresh_pool_line(
+                self.client, self.node.pool, await self.read_cluster(), known=self._work_pool
+            )
+
+    async def _say_alive(self, *, stopped: bool = False) -> None:
+        try:
+            self._claim = await publish_node(
+                self.client,
+                self.node,
+                worker_instance_id=self._instance_id,
+                heartbeat_at=utc_now(),
+                stopped=stopped,
+                claim=self._claim,
+            )
+        except NodeNameTaken as error:
+            raise WorkerCannotStart(str(error)) from error
+
+    async def _reconcile(self) -> None:
+        if self._work_pool is not None:
+            await reconcile(self)
+
+    async def _on_event(self, event: Event) -> None:
+        flow_run_id = run_events.flow_run_id_of(event)
+        if flow_run_id is None or self._work_pool is None:
+            return
+        if event.event in run_events.DUE:
+            if run_events.concerns_pool(event, self._work_pool.id):
+                # The state may lie in the future; the poll finds only what is due.
+                self._wakeups.wake_at(utc_now() + timedelta(milliseconds=20), None)
+            return
+        if event.event == run_events.CANCELLING:
+            await handle_cancelling(self, flow_run_id)
+        elif event.event == run_events.CANCELLED:
+            await self._cancel_front_of(flow_run_id)
+
+    async def _cancel_front_of(self, flow_run_id: UUID) -> None:
+        """An attempt run that was cancelled before it started ends its front run."""
+        run = await self.client.read_flow_run(flow_run_id)
+        if transitions.is_attempt_run(run) and not self.has_life(run.id):
+            await transitions.cancel_for_good(
+                self.client,
+                transitions.task_id_of(run),
+                f"Its attempt on pool {run.work_pool_name} was cancelled by a user.",
+            )
+
+    async def _adopt_left_attempts(self, group: anyio.abc.TaskGroup) -> None:
+        for handle, configuration in await self.find_left_attempts():
+            flow_run = handle.plan.flow_run
+            if flow_run.id in self._lives:
+                continue
+            life = AttemptLife(self, flow_run, configuration)
+            self._lives[flow_run.id] = life
+            group.start_soon(self._resume, life, handle)
+
+    async def _resume(self, life: AttemptLife, handle: AttemptHandle) -> None:
+        flow_run_id = life.flow_run.id
+        try:
+            await life.resume(handle)
+        except Exception:
+            self._logger.exception("Run %s could not be watched again.", flow_run_id)
+        finally:
+            self._forget(flow_run_id)

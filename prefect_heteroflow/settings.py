@@ -1,0 +1,94 @@
+"""Settings of prefect-heteroflow, read the way Prefect reads its own.
+
+Each setting is an environment variable `PREFECT_INTEGRATIONS_HETEROFLOW_<NAME>`, or a key of
+`[integrations.heteroflow]` in `prefect.toml` (`[tool.prefect.integrations.heteroflow]` in
+`pyproject.toml`). `prefect config set` does not know the settings of integrations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.settings.base import PrefectBaseSettings, build_settings_config
+from pydantic import Field
+
+
+class HeteroflowSettings(PrefectBaseSettings):
+    """Defaults of the retry policy and what a worker says of its node.
+
+    Retry settings are defaults: a deployment or a run overrides each by the job variable of the
+    same name.
+    """
+
+    model_config = build_settings_config(("integrations", "heteroflow"))
+
+    retry_strategy: str = Field(
+        default="retry_new_node",
+        description="Where a retry may run: retry_new_node, retry_same_node or no_retry.",
+    )
+    max_retries: int = Field(
+        default=3, description="Retries after the first attempt; -1 never gives up, 0 is off."
+    )
+    infrastructure_retries: int = Field(
+        default=3,
+        description=(
+            "Separate budget for attempts that never started and for lost or preempted nodes."
+        ),
+    )
+    retry_delay: float = Field(default=30.0, description="Seconds before the first retry.")
+    backoff_multiplier: float = Field(
+        default=2.0, description="Factor from one delay to the next, at least 1."
+    )
+    max_retry_delay: float = Field(default=300.0, description="Largest delay in seconds.")
+    retry_jitter: float = Field(default=5.0, description="Largest random addition in seconds.")
+    escalation_delay: float | None = Field(
+        default=None,
+        description=(
+            "Seconds before a retry with more memory or a bigger GPU; unset means the delay of"
+            " any other retry."
+        ),
+    )
+    oom_memory_limit: int = Field(
+        default=16384, description="Largest memory_mb that growth may reach, in MB (MiB)."
+    )
+    retry_on: Any = Field(
+        default=None,
+        description="Rules of your own that make a failure retryable: literals or /regex/.",
+    )
+    stop_on: Any = Field(
+        default=None, description="Rules of your own that stop a run: literals or /regex/."
+    )
+    retry_exceptions: Any = Field(
+        default=False,
+        description="Whether application exceptions are retried: false, true, or type names.",
+    )
+    rules_file: str | None = Field(
+        default=None, description="Path of a YAML file with rules of your own."
+    )
+    node_name: str | None = Field(
+        default=None, description="Name of this node; unset means the host's name."
+    )
+    node_memory_mb: int | None = Field(
+        default=None,
+        description="Memory of this node in MB (MiB), instead of what is probed.",
+    )
+    node_gpus: str | None = Field(
+        default=None,
+        description=(
+            "GPUs of this node in MB (MiB) of memory each, instead of what NVML says:"
+            " '8192', '24576,24576', '2x24576', or 'none'."
+        ),
+    )
+    node_liveness_seconds: float = Field(
+        default=90.0,
+        description="A node whose worker was not heard of for so many seconds is not routed to.",
+    )
+    placement_grace_seconds: float = Field(
+        default=30.0,
+        description=(
+            "Seconds for which the other nodes of a pool leave a retry to the node that it prefers."
+        ),
+    )
+    cancel_grace_seconds: float = Field(
+        default=30.0, description="Seconds between SIGTERM and SIGKILL when a run is cancelled."
+    )

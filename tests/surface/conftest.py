@@ -1,0 +1,16 @@
+"""A real Prefect server for the tests of what users see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.prefect_server import PrefectServer
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """One server for all tests; a test that stops or kills it needs one of its own."""
+    with PrefectServer(tmp_path_factory.mktemp("server")) as started:
+        yield started

@@ -1,0 +1,131 @@
+"""`heteroflow retries` on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from click.testing import Result
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    temporary_settings,
+)
+from typer.testing import CliRunner
+
+from prefect_heteroflow.cli import app
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.orchestration.history import write_attempts
+from tests.support import free_port
+from tests.support.prefect_server import PrefectServer
+
+
+@flow(name="retries-test")
+def nothing() -> None:
+    """Only its runs are needed."""
+
+
+@pytest.fixture
+def api(server: PrefectServer) -> Iterator[PrefectServer]:
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        yield server
+
+
+def run_command(*arguments: str) -> Result:
+    # Wide enough that no cell of the table is folded.
+    return CliRunner(env={"COLUMNS": "240"}).invoke(app, ["retries", *arguments])
+
+
+def killed(number: int) -> Attempt:
+    return Attempt(
+        attempt=number,
+        flow_run_id=str(uuid4()),
+        status=AttemptStatus.FAILED,
+        pool="gpu-8gb",
+        node="node-1",
+        failure="CpuOutOfMemory",
+        reason="The kernel killed it at 4096 MB [cgroup].",
+        decision="retry with 8192 MB on node-1",
+        memory_mb=4096,
+        exit_code=137,
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:01:00+00:00",
+    )
+
+
+def new_run(name: str, *attempts: Attempt) -> UUID:
+    async def create() -> UUID:
+        async with get_client() as client:
+            run = await client.create_flow_run(nothing, name=name)
+            if attempts:
+                await write_attempts(client, run.id, attempts, summary=True)
+            return run.id
+
+    return asyncio.run(create())
+
+
+def test_json_has_the_documented_fields(api: PrefectServer) -> None:
+    """Scripts read `task_id` and one entry per attempt."""
+    run_id = new_run("json-run", killed(1))
+    report = json.loads(run_command(str(run_id), "--json").stdout)
+    entry = report["retries"][0]
+    assert report["task_id"] == str(run_id)
+    assert {
+        "attempt": 1,
+        "node_id": "node-1",
+        "error": "OOM Killed",
+        "memory_mb": 4096,
+        "status": "failed",
+        "timestamp": "2026-01-01T00:01:00+00:00",
+    }.items() <= entry.items()
+
+
+def test_table_shows_reason_and_decision_as_they_are(api: PrefectServer) -> None:
+    """Brackets in a reason are text, not markup."""
+    output = run_command(str(new_run("table-run", killed(1)))).stdout
+    assert "The kernel killed it at 4096 MB [cgroup]." in output
+    assert "retry with 8192 MB on node-1" in output
+
+
+def test_name_stands_for_the_newest_run_of_that_name(api: PrefectServer) -> None:
+    """The second run of the name is the one that is shown."""
+    name = f"twice-{uuid4()}"
+    new_run(name, killed(1))
+    newest = new_run(name, killed(1), killed(2))
+    report = json.loads(run_command(name, "--json").stdout)
+    assert (report["task_id"], len(report["retries"])) == (str(newest), 2)
+
+
+def test_run_without_attempts_says_so(api: PrefectServer) -> None:
+    """An empty history is no error."""
+    result = run_command(str(new_run("fresh-run")))
+    assert result.exit_code == 0
+    assert "No heteroflow worker has taken this run yet." in result.stdout
+
+
+@pytest.mark.parametrize("run", ["no-such-name", str(UUID(int=1))])
+def test_unknown_run_is_one_line_and_exit_code_1(api: PrefectServer, run: str) -> None:
+    """No traceback; the line names what was asked for."""
+    result = run_command(run)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: There is no flow run")
+    assert run in result.stderr
+
+
+def test_unreachable_api_is_one_line_and_exit_code_1() -> None:
+    """The line names the address and what to do, without the password in the address."""
+    settings = {
+        PREFECT_API_URL: f"http://user:secret@127.0.0.1:{free_port()}/api",
+        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
+    }
+    with temporary_settings(settings):
+        result = run_command("some-run")
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "prefect server start" in result.stderr
+    assert "secret" not in result.stderr

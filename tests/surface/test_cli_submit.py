@@ -1,0 +1,305 @@
+"""`heteroflow submit` on a real server: what it refuses, what it creates, how it watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import pytest
+from click.testing import Result
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed, Failed
+from typer.testing import CliRunner
+
+from prefect_heteroflow.cli import app
+from prefect_heteroflow.cli.submission import DEFAULT_DEPLOYMENT, room_problem
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Pool, Resources
+from prefect_heteroflow.orchestration.history import write_attempts
+from tests.support.prefect_server import PrefectServer
+
+T = TypeVar("T")
+JOB = ("--image", "python:3.12-slim", "--command", "python -c 'print(1)'")
+
+
+@pytest.fixture
+def api(server: PrefectServer) -> Iterator[PrefectServer]:
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        yield server
+
+
+@pytest.fixture
+def pool(api: PrefectServer) -> str:
+    """A new pool, and no deployment from the test before."""
+    name = f"submit-{uuid4()}"
+    with_client(
+        lambda client: client.create_work_pool(WorkPoolCreate(name=name, type="heteroflow"))
+    )
+    with_client(remove_deployment)
+    return name
+
+
+def with_client(action: Callable[[PrefectClient], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with get_client() as client:
+            return await action(client)
+
+    return asyncio.run(run())
+
+
+async def remove_deployment(client: PrefectClient) -> None:
+    try:
+        deployment = await client.read_deployment_by_name(DEFAULT_DEPLOYMENT)
+    except ObjectNotFound:
+        return
+    await client.delete_deployment(deployment.id)
+
+
+async def count_runs(client: PrefectClient) -> int:
+    return int((await client.request("POST", "/flow_runs/count", json={})).json())
+
+
+def run_command(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "240"}).invoke(app, ["submit", *arguments])
+
+
+def submitted(*arguments: str) -> FlowRun:
+    result = run_command(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    run_id = UUID(json.loads(result.stdout)["task_id"])
+    return with_client(lambda client: client.read_flow_run(run_id))
+
+
+def test_first_submission_creates_the_deployment_for_the_pool(pool: str) -> None:
+    """On a fresh server one command is enough."""
+    run = submitted(*JOB, "--pool", pool)
+    deployment = with_client(lambda client: client.read_deployment_by_name(DEFAULT_DEPLOYMENT))
+    assert (run.deployment_id, deployment.work_pool_name) == (deployment.id, pool)
+
+
+def test_run_carries_the_job_variables_that_were_given(pool: str) -> None:
+    """Only what was given: everything else stays with the deployment, the pool and the worker."""
+    run = submitted(
+        *(*JOB, "--pool", pool, "--name", "my-job", "--memory-mb", "4096", "--gpu-count", "1"),
+        *("--gpu-memory-mb", "20000", "--shm-mb", "256", "--retry-strategy", "retry_same_node"),
+        *("--max-retries", "-1", "--env", "EPOCHS=3", "--env", "URL=a=b"),
+    )
+    assert run.name == "my-job"
+    assert run.job_variables == {
+        "image": "python:3.12-slim",
+        "command": "python -c 'print(1)'",
+        "memory_mb": 4096,
+        "gpu_count": 1,
+        "gpu_memory_mb": 20000,
+        "shm_mb": 256,
+        "retry_strategy": "retry_same_node",
+        "max_retries": -1,
+        "env": {"EPOCHS": "3", "URL": "a=b"},
+    }
+
+
+def test_other_pool_than_the_deployments_takes_the_run(pool: str) -> None:
+    """One deployment serves every pool."""
+    other = f"submit-{uuid4()}"
+    with_client(
+        lambda client: client.create_work_pool(WorkPoolCreate(name=other, type="heteroflow"))
+    )
+    first = submitted(*JOB, "--pool", pool)
+    run = submitted(*JOB, "--pool", other)
+    assert (run.work_pool_name, run.deployment_id) == (other, first.deployment_id)
+
+
+def test_pool_is_the_deployments_when_none_is_given(pool: str) -> None:
+    """The second submission needs no `--pool`."""
+    submitted(*JOB, "--pool", pool)
+    assert submitted(*JOB).work_pool_name == pool
+
+
+def test_run_is_due_at_once(pool: str) -> None:
+    """It is `Scheduled`, so that a worker takes it at its next poll."""
+    submitted(*JOB, "--pool", pool)
+    assert submitted(*JOB, "--pool", pool).state_name == "Scheduled"
+
+
+def test_submission_prints_the_run_and_a_link_to_its_page(pool: str, api: PrefectServer) -> None:
+    """The person who submitted can open the page."""
+    output = run_command(*JOB, "--pool", pool, "--name", "linked").stdout
+    assert "Submitted linked" in output
+    assert f"{api.url}/runs/flow-run/" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--memory-mb", "-5"), "memory_mb -5"),
+        (("--memory-mb", "2.5"), "'2.5' is not a valid integer"),
+        (("--memory-mb", "99999"), "oom_memory_limit 16384"),
+        (("--gpu-count", "-1"), "gpu_count -1"),
+        (("--gpu-memory-mb", "8000"), "gpu_count 0"),
+        (("--retry-strategy", "elsewhere"), "retry_new_node"),
+        (("--max-retries", "-2"), "max_retries -2"),
+        (("--shm-mb", "0"), "shm_mb 0"),
+        (("--image", "No Such Image"), "white space"),
+        (("--command", " "), "--command is empty"),
+        (("--env", "EPOCHS"), "NAME=VALUE"),
+        (("--pool", "no-such-pool"), "no work pool 'no-such-pool'"),
+        (("--deployment", "no/such"), "no deployment 'no/such'"),
+        (("--deployment", "nonsense"), "FLOW/NAME"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_created(
+    pool: str, arguments: tuple[str, str], said: str
+) -> None:
+    """Exit code 2, a text that names the value, no run and no deployment."""
+    before = with_client(count_runs)
+    result = run_command(*JOB, "--pool", pool, *arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+    assert with_client(count_runs) == before
+    with pytest.raises(ObjectNotFound):
+        with_client(lambda client: client.read_deployment_by_name(DEFAULT_DEPLOYMENT))
+
+
+def test_missing_image_on_a_container_pool_is_refused(pool: str) -> None:
+    """A command alone would run in the default image, which nobody asked for."""
+    result = run_command("--command", "true", "--pool", pool)
+    assert (result.exit_code, "--image" in result.stderr) == (2, True)
+
+
+def test_no_pool_on_a_fresh_server_is_refused_with_the_pools_there_are(pool: str) -> None:
+    """The text says what to type next."""
+    result = run_command(*JOB)
+    assert result.exit_code == 2
+    assert "--pool" in result.stderr
+    assert pool in result.stderr
+
+
+def test_pool_of_another_type_is_refused(pool: str) -> None:
+    """A worker that neither limits memory nor retries would drop the wishes silently."""
+    name = f"submit-{uuid4()}"
+    with_client(lambda client: client.create_work_pool(WorkPoolCreate(name=name, type="process")))
+    result = run_command(*JOB, "--pool", name)
+    assert (result.exit_code, "type 'process'" in result.stderr) == (2, True)
+
+
+NODE = Node(
+    name="node-1",
+    pool="gpu-8gb",
+    memory_mb=16384,
+    gpus=(Gpu(uuid="GPU-1", name="small", memory_mb=8192),),
+    docker=True,
+)
+
+
+def judged(resources: Resources, *nodes: Node, pool: str = "gpu-8gb") -> str | None:
+    cluster = Cluster(nodes=nodes, pools=(Pool(name="gpu-8gb", worker_type="heteroflow"),))
+    return room_problem(resources, cluster, pool=pool, pool_type="heteroflow")
+
+
+def test_gpu_count_that_no_node_has_is_refused() -> None:
+    """The job could wait for ever."""
+    problem = judged(Resources(gpu_count=2), NODE)
+    assert problem is not None
+    assert "2 GPUs" in problem
+
+
+def test_node_that_is_away_still_counts() -> None:
+    """It can come back: the job waits for it."""
+    away = Node(**{name: getattr(NODE, name) for name in NODE.__slots__} | {"live": False})
+    assert judged(Resources(gpu_count=1), away) is None
+
+
+def test_pool_of_which_nothing_is_known_is_not_judged() -> None:
+    """Its machines may be of any size."""
+    assert judged(Resources(gpu_count=2), NODE, pool="gpu-80gb") is None
+
+
+# --- watching -----------------------------------------------------------------------------------
+
+
+def start_watching(server: PrefectServer, pool: str, *more: str) -> subprocess.Popen[str]:
+    script = "from prefect_heteroflow.cli import app; app()"
+    arguments = ["submit", *JOB, "--pool", pool, "--watch", *more]
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        env=server.env(PYTHONPATH=os.pathsep.join(sys.path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def newest_run(client: PrefectClient, pool: str) -> FlowRun | None:
+    body = {"work_pools": {"name": {"any_": [pool]}}, "limit": 1}
+    found = (await client.request("POST", "/flow_runs/filter", json=body)).json()
+    return FlowRun.model_validate(found[0]) if found else None
+
+
+def wait_for_run(pool: str) -> FlowRun:
+    for _ in range(120):
+        run = with_client(lambda client: newest_run(client, pool))
+        if run is not None:
+            return run
+        time.sleep(0.5)
+    raise TimeoutError("nothing was submitted")
+
+
+def end(run: FlowRun, state: Any) -> None:
+    row = Attempt(
+        attempt=1,
+        flow_run_id=str(run.id),
+        status=AttemptStatus.COMPLETED if state.is_completed() else AttemptStatus.FAILED,
+        node="node-1",
+        memory_mb=2048,
+        decision="stop: told so by the test",
+    )
+
+    async def act(client: PrefectClient) -> None:
+        await write_attempts(client, run.id, [row], summary=False)
+        await client.set_flow_run_state(run.id, state, force=True)
+
+    with_client(act)
+
+
+def test_watching_a_run_that_completes_ends_with_exit_code_0(pool: str, api: PrefectServer) -> None:
+    """The changes go to standard error, the report to standard output."""
+    process = start_watching(api, pool, "--json")
+    end(wait_for_run(pool), Completed())
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out)["state"] == "Completed"
+    assert "attempt 1 on node-1 with 2048 MB: completed" in err
+
+
+def test_watching_a_run_that_fails_ends_with_exit_code_1(pool: str, api: PrefectServer) -> None:
+    """Scripts can tell by the exit code alone."""
+    process = start_watching(api, pool)
+    end(wait_for_run(pool), Failed(name="PermanentFailure", message="no node is large enough"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "PermanentFailure: no node is large enough" in err
+
+
+def test_interrupt_ends_the_watching_and_not_the_run(pool: str, api: PrefectServer) -> None:
+    """Ctrl-C leaves the run alone and says so."""
+    process = start_watching(api, pool)
+    run = wait_for_run(pool)
+    assert process.stderr is not None
+    process.stderr.readline()  # it watches
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"the run goes on. See it with `heteroflow retries {run.id}`" in err
+    assert with_client(lambda client: client.read_flow_run(run.id)).state_name == "Scheduled"
