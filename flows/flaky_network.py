@@ -14,11 +14,7 @@ from prefect_heteroflow import current_attempt
 
 @flow(name="flaky-network", log_prints=True)
 def flaky_network(failing_attempts: int = 1) -> str:
-    """Ask a silent server in the first `failing_attempts` attempts, and return afterwards.
-
-    Raises:
-        httpx.ReadTimeout: This is one of the failing attempts.
-    """
+    """Ask a silent server in the first `failing_attempts` attempts, and return afterwards."""
     attempt = current_attempt()
     number = attempt.attempt if attempt else 1
     if number <= failing_attempts:

@@ -13,10 +13,7 @@ MIB = 1024 * 1024
 
 @flow(name="host-oom", log_prints=True)
 def host_oom(need_mb: int = 3000) -> int:
-    """Fill memory chunk by chunk up to `need_mb` MB (MiB); returns how much it filled.
-
-    Python and Prefect take about 150 MB on top.
-    """
+    """Fill `need_mb` MB (MiB) of memory, besides what Python takes; returns how much it filled."""
     chunks: list[bytearray] = []
     while (filled_mb := len(chunks) * CHUNK_MB) < need_mb:
         if filled_mb % 512 == 0:

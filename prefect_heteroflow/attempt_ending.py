@@ -240,18 +240,8 @@ class AttemptEnding:
     def _log(self, diagnosis: Diagnosis, decision: Decision) -> None:
         retries = self.policy.max_retries
         total = "∞" if retries < 0 else str(1 + retries)
-        runs = {self.flow_run.id: self.flow_run}
-        logger = self.worker.get_flow_run_logger(runs[self.flow_run.id])
-        verb = "retry" if isinstance(decision, Retry) else "stop"
-        logger.warning(
-            "attempt %d/%s %s (rule %s), %s: %s",
-            self.row.attempt,
-            total,
-            diagnosis.failure.value,
-            diagnosis.rule,
-            verb,
-            decision.reason,
-        )
+        logger = self.worker.get_flow_run_logger(self.flow_run)
+        logger.warning("attempt %d/%s %s", self.row.attempt, total, decision.reason)
         if diagnosis.line:
             logger.warning("It shows in this line: %s", diagnosis.line)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from prefect import flow
 
-FLOW_NAME = "container-job"
 DEPLOYMENT_NAME = "container-job"
 ENTRYPOINT = "prefect_heteroflow.container_job.container_job"
 
@@ -21,11 +20,7 @@ HOW_TO_SUBMIT = (
 )
 
 
-@flow(name=FLOW_NAME)
+@flow(name="container-job")
 def container_job() -> None:
-    """Run an image and a command, given as job variables, and retry them where they fit.
-
-    Raises:
-        ValueError: The run has no command; the text says how to submit one.
-    """
+    """Run an image and a command, given as job variables, and retry them where they fit."""
     raise ValueError(HOW_TO_SUBMIT)

@@ -133,6 +133,14 @@ class HeteroflowJobConfiguration(RetryConfiguration, DockerWorkerJobConfiguratio
 
     auto_remove: bool = Field(default=True)
 
+    @classmethod
+    def json_template(cls) -> dict[str, Any]:
+        """The template of a pool, without the limits that follow from `memory_mb`."""
+        derived = ("mem_limit", "memswap_limit")
+        return {
+            name: value for name, value in super().json_template().items() if name not in derived
+        }
+
     @staticmethod
     def _base_flow_run_command() -> str:
         # The engine itself as the main process: an OOM kill of it is seen as such. Prefect's

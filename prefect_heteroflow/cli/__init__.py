@@ -16,6 +16,7 @@ app = typer.Typer(
     name="heteroflow",
     help="Look at nodes, pools and attempts of prefect-heteroflow, and submit plain jobs.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     add_completion=False,
     # A traceback with all local variables would print environment values.
     pretty_exceptions_enable=False,

@@ -29,17 +29,40 @@ def register(app: typer.Typer) -> None:
     app.add_typer(pool_app, name="pool", no_args_is_help=True)
 
 
+def _positive(text: str) -> int:
+    return _whole_number(text, least=1)
+
+
+def _not_negative(text: str) -> int:
+    return _whole_number(text, least=0)
+
+
+def _whole_number(text: str, *, least: int) -> int:
+    # The command line library's own message does not name the value.
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise typer.BadParameter(f"{text} is not allowed; give a whole number from {least} on.")
+    return number
+
+
 @pool_app.command("tag")
 @api_errors()
 def tag(
     name: PoolName,
     gpu_memory_mb: Annotated[
-        int | None, typer.Option(help="Memory of each GPU in MB (MiB).", min=1)
+        int | None,
+        typer.Option(help="Memory of each GPU in MB (MiB).", parser=_positive, metavar="N"),
     ] = None,
     memory_mb: Annotated[
-        int | None, typer.Option(help="Memory of each node in MB (MiB).", min=1)
+        int | None,
+        typer.Option(help="Memory of each node in MB (MiB).", parser=_positive, metavar="N"),
     ] = None,
-    gpu_count: Annotated[int | None, typer.Option(help="GPUs of each node.", min=0)] = None,
+    gpu_count: Annotated[
+        int | None, typer.Option(help="GPUs of each node.", parser=_not_negative, metavar="N")
+    ] = None,
 ) -> None:
     """Declare what the nodes of a pool have, for routing before any of them is live.
 

@@ -14,13 +14,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled, to_state_create
 
 from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError
-from prefect_heteroflow.container_job import (
-    DEPLOYMENT_NAME,
-    ENTRYPOINT,
-    FLOW_NAME,
-)
+from prefect_heteroflow.container_job import DEPLOYMENT_NAME, ENTRYPOINT, container_job
 from prefect_heteroflow.core.image_reference import image_reference_problem
-from prefect_heteroflow.core.job_values import JobValueError, parse_job_values
+from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
 from prefect_heteroflow.core.resources import Cluster, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS, NoRoute, is_declared, route
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import WorkPool
     from prefect.client.schemas.responses import DeploymentResponse
 
-DEFAULT_DEPLOYMENT = f"{FLOW_NAME}/{DEPLOYMENT_NAME}"
+DEFAULT_DEPLOYMENT = f"{container_job.name}/{DEPLOYMENT_NAME}"
 POOL_TYPES = ("heteroflow", "heteroflow-process")
 
 
@@ -42,8 +38,8 @@ class JobRequest:
 
     command: str
     image: str | None = None
-    values: Mapping[str, int | str]
-    """Job variables of ours that were given, for example `memory_mb`."""
+    values: Mapping[str, str]
+    """Job variables of ours that were given, as text: `{"memory_mb": "4096"}`."""
     env: Sequence[str] = ()
     """`NAME=VALUE` each."""
     pool: str | None = None
@@ -79,8 +75,9 @@ def check_request(request: JobRequest) -> CheckedRequest:
         raise _refused("--command is empty: give the command that the image shall run.")
     if request.image is not None and (problem := image_reference_problem(request.image)):
         raise _refused(problem)
-    _resources(request.values)
-    variables: dict[str, Any] = {"command": request.command, **request.values}
+    values = _parsed(request.values)
+    variables: dict[str, Any] = {"command": request.command}
+    variables.update({name: _typed(values, name) for name in request.values})
     if request.image is not None:
         variables["image"] = request.image
     if request.env:
@@ -88,14 +85,22 @@ def check_request(request: JobRequest) -> CheckedRequest:
     return CheckedRequest(request=request, job_variables=variables)
 
 
-def _resources(values: Mapping[str, object]) -> Resources:
-    """What the first attempt will be given, after a check of the retry policy too."""
+def _parsed(values: Mapping[str, object]) -> JobValues:
     settings = HeteroflowSettings()
     defaults = {name: getattr(settings, name) for name in type(settings).model_fields}
     try:
-        return parse_job_values(values, defaults).resources
+        return parse_job_values(values, defaults)
     except JobValueError as error:
         raise _refused(str(error)) from error
+
+
+def _typed(values: JobValues, name: str) -> int | str:
+    """The value as JSON holds it: a number, or the text of the strategy."""
+    if name == "retry_strategy":
+        return values.policy.retry_strategy.value
+    home = values.resources if hasattr(values.resources, name) else values.policy
+    number: int = getattr(home, name)
+    return number
 
 
 async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitted:
@@ -122,7 +127,7 @@ async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitte
     pool = await _read_pool(client, pool_name)
     # The run's variables stand over the deployment's own.
     variables = {**(deployment.job_variables or {} if deployment else {}), **checked.job_variables}
-    resources = _resources(variables)
+    resources = _parsed(variables).resources
     if not variables.get("image") and STARTS_CONTAINERS[pool.type]:
         raise _refused(f"Pool {pool.name!r} starts containers: say which with --image.")
     settings = HeteroflowSettings()
@@ -202,13 +207,13 @@ async def _pools_there_are(client: PrefectClient) -> str:
 
 async def _register_deployment(client: PrefectClient, pool: str) -> DeploymentResponse:
     """Create the deployment as `prefect.yaml` does, so that both ways give the same one."""
-    flow_id = await client.create_flow_from_name(FLOW_NAME)
+    flow_id = await client.create_flow_from_name(container_job.name)
     deployment_id = await client.create_deployment(
         flow_id=flow_id,
         name=DEPLOYMENT_NAME,
         work_pool_name=pool,
         entrypoint=ENTRYPOINT,
-        description="Run an image and a command, given as job variables.",
+        description=container_job.description,
         parameter_openapi_schema={"type": "object", "title": "Parameters", "properties": {}},
         enforce_parameter_schema=True,
         tags=["heteroflow"],

@@ -31,20 +31,27 @@ def submit(
         typer.Option(help="Container image. Required unless the pool runs plain processes."),
     ] = None,
     memory_mb: Annotated[
-        int | None, typer.Option(help="Memory limit of the first attempt in MB (MiB).")
+        str | None,
+        typer.Option(metavar="MB", help="Memory limit of the first attempt in MB (MiB)."),
     ] = None,
-    gpu_count: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None,
+    gpu_count: Annotated[str | None, typer.Option(metavar="NUMBER", help="Number of GPUs.")] = None,
     gpu_memory_mb: Annotated[
-        int | None, typer.Option(help="Least memory of each GPU in MB (MiB).")
+        str | None, typer.Option(metavar="MB", help="Least memory of each GPU in MB (MiB).")
     ] = None,
-    shm_mb: Annotated[int | None, typer.Option(help="Size of /dev/shm in MB (MiB).")] = None,
+    shm_mb: Annotated[
+        str | None, typer.Option(metavar="MB", help="Size of /dev/shm in MB (MiB).")
+    ] = None,
     retry_strategy: Annotated[
         str | None,
-        typer.Option(help="Where to retry: retry_new_node, retry_same_node or no_retry."),
+        typer.Option(
+            metavar="STRATEGY", help="Where to retry: retry_new_node, retry_same_node or no_retry."
+        ),
     ] = None,
     max_retries: Annotated[
-        int | None,
-        typer.Option(help="Retries after the first attempt; -1 never gives up, 0 is off."),
+        str | None,
+        typer.Option(
+            metavar="NUMBER", help="Retries after the first attempt; -1 never gives up, 0 is off."
+        ),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -75,7 +82,8 @@ def submit(
     """
     from prefect_heteroflow.cli.submission import JobRequest
 
-    given: dict[str, int | str | None] = {
+    # Text as it was typed: one parser judges all values, and says all that is wrong at once.
+    given = {
         "memory_mb": memory_mb,
         "gpu_count": gpu_count,
         "gpu_memory_mb": gpu_memory_mb,

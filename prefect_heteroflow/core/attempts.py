@@ -257,12 +257,12 @@ def _headline(rows: list[Attempt]) -> str:
         return "No attempt has started yet."
     last = rows[-1]
     sentence = f"Attempt {last.attempt} {_STANDING[last.status]} {_escape(_where(last))}".rstrip()
-    causes = _causes(rows if last.status is AttemptStatus.FAILED else rows[:-1])
-    if last.status is AttemptStatus.FAILED and causes:
-        return f"{sentence}: {_escape(error_title(last.failure) or 'Failed')}." + (
-            f" Before: {_escape(before)}." if (before := ", ".join(causes[:-1])) else ""
-        )
-    return f"{sentence}, after {_escape(', '.join(causes))}." if causes else f"{sentence}."
+    before = _escape(", ".join(_causes(rows[:-1])))
+    if last.status is not AttemptStatus.FAILED:
+        return f"{sentence}, after {before}." if before else f"{sentence}."
+    title = error_title(last.failure)
+    sentence = f"{sentence}: {_escape(title)}." if title else f"{sentence}."
+    return f"{sentence} Before: {before}." if before else sentence
 
 
 def _causes(rows: list[Attempt]) -> list[str]:

@@ -9,6 +9,7 @@ from prefect_heteroflow.core.exception_rules import diagnose_exception
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.log_lines import split_lines
 from prefect_heteroflow.core.root_cause import Chosen, choose
+from prefect_heteroflow.core.rules import Role
 from prefect_heteroflow.core.status_rules import (
     from_exit_status,
     from_kubernetes,
@@ -44,9 +45,7 @@ def diagnose(
         return asked
     if succeeded(evidence):
         return None
-    found = _built_in(evidence)
-    if user_rules:
-        found = apply_user_rules(found, evidence, user_rules)
+    found = apply_user_rules(_built_in(evidence), evidence, user_rules)
     return _with_exception_verdict(found, evidence, retry_exceptions)
 
 
@@ -70,7 +69,7 @@ def _built_in(evidence: Evidence) -> Diagnosis:
 def _outranked_by_signal(chosen: Chosen, evidence: Evidence) -> bool:
     """An ordinary exception in the output does not end a process by SIGKILL or SIGTERM."""
     killed = evidence.exit_code in (137, 143) or evidence.signal in (9, 15)
-    return killed and chosen.survived
+    return killed and chosen.survived and chosen.match.rule.role is not Role.PLATFORM
 
 
 def _text(evidence: Evidence) -> list[str]:

@@ -61,8 +61,10 @@ def diagnose_exception(info: ExceptionInfo, chosen: Chosen | None) -> Diagnosis:
     if roots:
         return roots[0]
     told = None if chosen is None or chosen.survived else chosen
-    if told is not None and told.match.rule.role in (Role.PLATFORM, Role.ROOT) and (
-        named or told.match.rule.role is Role.PLATFORM
+    if (
+        told is not None
+        and told.match.rule.role in (Role.PLATFORM, Role.ROOT)
+        and (named or told.match.rule.role is Role.PLATFORM)
     ):
         return told.diagnosis()
     for role, row in named:
@@ -77,7 +79,7 @@ def _one(info: ExceptionInfo) -> tuple[Role, Diagnosis] | None:
     matches = [
         match
         for match in find_matches(text.split("\n"), start=False)
-        if match.rule.role not in (Role.GENERIC, Role.RECOVERED)
+        if match.rule.role is not Role.GENERIC
     ]
     if matches:
         best = min(matches, key=lambda match: (list(Role).index(match.rule.role), match.index))

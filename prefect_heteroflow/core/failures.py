@@ -176,3 +176,5 @@ class Diagnosis:
     verdict: Literal["retry", "stop"] | None = None
     """Set when a user rule (`retry_on`, `stop_on`, `retry_exceptions`) decides over the class's group."""
     runner_up: FailureClass | None = None
+    passive_matches: tuple[str, ...] = ()
+    """What passive user rules would have said, one sentence each."""

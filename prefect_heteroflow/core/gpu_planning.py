@@ -65,7 +65,7 @@ def larger_gpu_here(situation: Situation) -> Plan | DeadEnd:
         gpu.memory_mb for gpu in own.gpus if gpu.healthy is not False and gpu.memory_mb >= least
     )
     need = _need_text(had, needed)
-    if had is None or len(larger) < request.gpu_count:
+    if len(larger) < request.gpu_count:
         return DeadEnd(
             reason=f"{need}; {own.name} has no larger GPU, and retry_strategy retry_same_node "
             "allows no other node: use retry_new_node"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass, MemoryFigures
+from prefect_heteroflow.core.literals import BENIGN, candidates, shapes_of
 from prefect_heteroflow.core.log_lines import MAX_LINE, strip_prefixes
-from prefect_heteroflow.core.rules import RULES, Role, Rule
+from prefect_heteroflow.core.rules import Rule
 from prefect_heteroflow.core.rules.figures import (
     ABSURD_BYTES,
     PARSERS,
@@ -26,9 +27,6 @@ _ENGINE_WORDS = re.compile(
     r"[Dd]aemon|[Dd]ocker|kubelet|OCI |containerd|nvidia-container|registry|manifest|runc|podman|StartContainer"
     r"|Reason: |Message: "
 )
-_BENIGN = tuple(rule for rule in RULES if rule.role is Role.BENIGN)
-_TELLING = tuple(rule for rule in RULES if rule.role is not Role.BENIGN)
-_START_FIRST = tuple(sorted(_TELLING, key=lambda rule: not rule.at_start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,8 @@ class Match:
     index: int
     """Number of the line, from 0."""
     line: str
+    """Without the prefixes of ranks and loggers."""
+    raw: str
 
 
 @lru_cache(maxsize=256)
@@ -47,43 +47,36 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def find_matches(lines: Sequence[str], *, start: bool) -> list[Match]:
-    """The best rule of each line, and every line that says that something was survived.
+    """The best rule of each line that has one.
 
     Args:
         lines: Output without escape codes.
         start: The attempt never ran; texts of the container engine come first.
     """
+    clipped = [line[:MAX_LINE] for line in lines]
     matches: list[Match] = []
-    for index, raw in enumerate(lines):
-        line = raw[:MAX_LINE]
-        rules = candidate_rules(line, start=start)
+    for index, shape in enumerate(shapes_of(clipped)):
+        rules = candidates(shape)
         if rules:
-            matches.extend(_match_line(rules, lines, index, strip_prefixes(line), start))
+            found = match_line(rules, clipped, index, start=start)
+            if found is not None:
+                matches.append(found)
     return matches
 
 
-def candidate_rules(line: str, *, start: bool) -> list[Rule]:
-    """Rules one of whose literals stands in `line`, in order of priority."""
-    order = _START_FIRST if start else _TELLING
-    return [rule for rule in order if any(gate in line for gate in rule.gates)]
-
-
-def _match_line(
-    rules: Iterable[Rule], lines: Sequence[str], index: int, line: str, start: bool
-) -> list[Match]:
-    found: list[Match] = []
-    telling = False
+def match_line(
+    rules: Sequence[Rule], lines: Sequence[str], index: int, *, start: bool
+) -> Match | None:
+    """The first of `rules` that fires in line `index`, unless the line is known to mean nothing."""
+    line = strip_prefixes(lines[index])
+    if start:
+        rules = sorted(rules, key=lambda rule: not rule.at_start)
     for rule in rules:
-        recovered = rule.role is Role.RECOVERED
-        if telling and not recovered:
-            continue
-        if not _fires(rule, lines, index, line, start):
-            continue
-        found.append(Match(rule, index, line))
-        telling = telling or not recovered
-    if telling and any(rule.regex.search(line) for rule in _BENIGN):
-        return [match for match in found if match.rule.role is Role.RECOVERED]
-    return found
+        if _fires(rule, lines, index, line, start):
+            if any(benign.regex.search(line) for benign in BENIGN):
+                return None
+            return Match(rule, index, line, lines[index])
+    return None
 
 
 def _fires(rule: Rule, lines: Sequence[str], index: int, line: str, start: bool) -> bool:
@@ -157,9 +150,7 @@ def shown(line: str) -> str:
     return mask_secrets(line[: 4 * MAX_SHOWN].strip())[:MAX_SHOWN]
 
 
-def diagnosis_from(
-    rule: Rule, line: str, runner_up: FailureClass | None = None
-) -> Diagnosis:
+def diagnosis_from(rule: Rule, line: str, runner_up: FailureClass | None = None) -> Diagnosis:
     """The diagnosis that `rule` gives for `line`."""
     figures = figures_of(rule, line)
     if rule.failure in _MEMORY and is_absurd(figures):

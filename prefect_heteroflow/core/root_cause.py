@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
+from prefect_heteroflow.core.literals import RECOVERED
 from prefect_heteroflow.core.matching import Match, diagnosis_from, find_matches
 from prefect_heteroflow.core.rules import Role
 
@@ -15,6 +16,7 @@ _PROGRESS = re.compile(
     r"(?:s|it|sec)\b|\b(?:[Ee]poch|[Ss]tep|[Ii]ter(?:ation)?|[Bb]atch|global_step)\b\W{0,3}\d{1,9}"
     r"|\bloss\b\W{0,3}\d|\bserver is listening|\bdone training|[Tt]raining (?:done|finished|complete)"
     r"|\b(?:[Ss]aved|[Ss]aving) (?:model|checkpoint|results)|[Rr]esults saved|[Cc]heckpoint saved"
+    r"|\[heteroflow: \d{4,12} lines left out\]"
 )
 _WARNING = re.compile(
     r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource|Future)Warning: |^W\d{4} "
@@ -42,20 +44,16 @@ def choose(lines: Sequence[str], evidence: Evidence) -> Chosen | None:
     The order of roles: platform facts; named causes; then, by their place in the output,
     uncaught exceptions and the victims of lost peers; then the summaries of parents.
     """
-    matches = find_matches(lines, start=evidence.phase == "start")
-    candidates = [match for match in matches if match.rule.role is not Role.RECOVERED]
+    candidates = find_matches(lines, start=evidence.phase == "start")
     if not candidates:
         return None
-    recovered = [match.index for match in matches if match.rule.role is Role.RECOVERED]
-    survived = {
-        id(match) for match in candidates if _survived(match, candidates, recovered, lines)
-    }
+    survived = {id(match) for match in candidates if _survived(match, candidates, lines)}
     ranked = sorted(candidates, key=lambda match: _rank(match, id(match) in survived, candidates))
     best = ranked[0]
     other = next(
         (m.rule.failure for m in ranked[1:] if m.rule.failure is not best.rule.failure), None
     )
-    gone_on = id(best) in survived or _progress_after(best, recovered, lines)
+    gone_on = id(best) in survived or _went_on(best.index, len(lines), lines)
     return Chosen(best, other, gone_on)
 
 
@@ -66,7 +64,7 @@ def _rank(match: Match, survived: bool, candidates: Sequence[Match]) -> tuple[in
     if survived:
         return (6, match.index)
     if role is Role.ROOT:
-        if _WARNING.search(match.line[:160]) and _exception_after(match, candidates):
+        if _WARNING.search(match.raw[:160]) and _exception_after(match, candidates):
             return (4, match.index)
         return (1, match.index)
     if role in (Role.GENERIC, Role.FOLLOW_UP):
@@ -80,9 +78,7 @@ def _exception_after(match: Match, candidates: Sequence[Match]) -> bool:
     )
 
 
-def _survived(
-    match: Match, candidates: Sequence[Match], recovered: Sequence[int], lines: Sequence[str]
-) -> bool:
+def _survived(match: Match, candidates: Sequence[Match], lines: Sequence[str]) -> bool:
     """The job went on after `match`, and something else failed later."""
     if match.rule.role not in (Role.ROOT, Role.GENERIC, Role.FOLLOW_UP):
         return False
@@ -93,19 +89,15 @@ def _survived(
         and other.rule.role in (Role.ROOT, Role.GENERIC, Role.PLATFORM)
         and other.rule.failure is not match.rule.failure
     ]
-    if not later:
-        return False
-    return _went_on(match.index, later[-1], recovered, lines)
+    return bool(later) and _went_on(match.index, later[-1], lines)
 
 
-def _went_on(
-    first: int, last: int, recovered: Sequence[int], lines: Sequence[str]
-) -> bool:
-    if any(first <= index < last for index in recovered):
+def _went_on(first: int, last: int, lines: Sequence[str]) -> bool:
+    """Some line after `first` and before `last` shows that the job made progress."""
+    if any(rule.regex.search(lines[first][:400]) for rule in RECOVERED):
         return True
-    between = lines[first + 1 : min(last, first + _GROUP_SCAN)]
-    return any(_PROGRESS.search(line[:400]) for line in between)
-
-
-def _progress_after(match: Match, recovered: Sequence[int], lines: Sequence[str]) -> bool:
-    return _went_on(match.index, len(lines), recovered, lines)
+    for line in lines[first + 1 : min(last, first + _GROUP_SCAN)]:
+        text = line[:400]
+        if _PROGRESS.search(text) or any(rule.regex.search(text) for rule in RECOVERED):
+            return True
+    return False

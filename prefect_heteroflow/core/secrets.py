@@ -14,11 +14,27 @@ _NAMES = (
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # user:password@ in a URL; the user stays.
-    (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@'\"]{0,80}):[^\s/@'\"]{1,400}@", re.I), rf"\1:{MASK}@"),
+    (
+        re.compile(
+            r"(\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@'\"]{0,80}):[^\s/@'\"]{1,400}@", re.IGNORECASE
+        ),
+        rf"\1:{MASK}@",
+    ),
     # A bare token as the user part: https://ghp_...@github.com
-    (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/:@'\"]{12,400}@", re.I), rf"\1{MASK}@"),
-    (re.compile(r"\b(Bearer|Basic|Token|Digest|token)( +)[A-Za-z0-9._~+/=-]{8,2000}"), rf"\1\2{MASK}"),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{4,2000}(?:\.[A-Za-z0-9_-]{0,2000})?"), MASK),
+    (
+        re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/:@'\"]{12,400}@", re.IGNORECASE),
+        rf"\1{MASK}@",
+    ),
+    (
+        re.compile(r"\b(Bearer|Basic|Token|Digest|token)( +)[A-Za-z0-9._~+/=-]{8,2000}"),
+        rf"\1\2{MASK}",
+    ),
+    (
+        re.compile(
+            r"\beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{4,2000}(?:\.[A-Za-z0-9_-]{0,2000})?"
+        ),
+        MASK,
+    ),
     (re.compile(r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,20}\b"), MASK),
     (
         re.compile(
@@ -33,14 +49,14 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(
             rf"([\"']?\b[\w.-]{{0,60}}?(?:{_NAMES})[\w-]{{0,20}}[\"']?\s{{0,3}}(?:[=:]|=>)\s{{0,3}}[\"'])"
             rf"[^\"'\n]{{1,2000}}([\"'])",
-            re.I,
+            re.IGNORECASE,
         ),
         rf"\1{MASK}\2",
     ),
     (
         re.compile(
             rf"(\b[\w.-]{{0,60}}?(?:{_NAMES})[\w-]{{0,20}}\s{{0,3}}=\s{{0,3}})(?![\"'])[^\s,;&)\]}}]{{1,2000}}",
-            re.I,
+            re.IGNORECASE,
         ),
         rf"\1{MASK}",
     ),
@@ -48,17 +64,23 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(
             rf"(\b[\w.-]{{0,60}}?(?:{_NAMES})[\w-]{{0,20}}[\"']?: ?)(?![\"' ])(?=[^\s,;]{{0,40}}[\d_=/+-])"
             rf"[A-Za-z0-9._~+/=-]{{8,2000}}",
-            re.I,
+            re.IGNORECASE,
         ),
         rf"\1{MASK}",
     ),
     (
-        re.compile(rf"(--?[\w-]{{0,40}}?(?:{_NAMES})[\w-]{{0,20}}[ =])(?!\*)[^\s\"'-][^\s\"']{{0,2000}}", re.I),
+        re.compile(
+            rf"(--?[\w-]{{0,40}}?(?:{_NAMES})[\w-]{{0,20}}[ =])(?!\*)[^\s\"'-][^\s\"']{{0,2000}}",
+            re.IGNORECASE,
+        ),
         rf"\1{MASK}",
     ),
     # A long random word after a key word: "key 9f86d081884c7d659a2f..."
     (
-        re.compile(rf"(\b(?:key|{_NAMES})\b[^\w\n]{{1,4}})(?=[A-Za-z+/_-]{{0,80}}\d)[A-Za-z0-9+/_=-]{{20,2000}}", re.I),
+        re.compile(
+            rf"(\b(?:key|{_NAMES})\b[^\w\n]{{1,4}})(?=[A-Za-z+/_-]{{0,80}}\d)[A-Za-z0-9+/_=-]{{20,2000}}",
+            re.IGNORECASE,
+        ),
         rf"\1{MASK}",
     ),
 )

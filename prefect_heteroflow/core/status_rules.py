@@ -153,7 +153,7 @@ def from_kubernetes(evidence: Evidence, chosen: Chosen | None) -> Diagnosis | No
         "StartError", "ContainerCannotRun", "Terminated",
     ):  # fmt: skip
         named = chosen.match.rule.failure
-        if named is not None and named.group is not FailureClass.APPLICATION_ERROR.group or (
+        if (named is not None and named.group is not FailureClass.APPLICATION_ERROR.group) or (
             chosen.match.rule.at_start
         ):
             return chosen.diagnosis()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 CANNOT_JOIN = 126
 CANNOT_START = 127
@@ -31,11 +30,11 @@ def main(arguments: list[str]) -> int:
     options, command = arguments[:split], arguments[split + 1 :]
     if len(options) % 2:
         return _refuse(USAGE, 2)
-    for option, value in zip(options[::2], options[1::2]):  # noqa: B905
+    for option, value in zip(options[::2], options[1::2], strict=True):
         if option == "--cgroup":
             try:
                 # "0" stands for the process that writes, in v1 and v2 alike.
-                Path(value, "cgroup.procs").write_text("0")
+                _write(os.path.join(value, "cgroup.procs"), "0")
             except OSError as error:
                 return _refuse(f"cannot join the cgroup {value}: {error}", CANNOT_JOIN)
         elif option == "--env" and "=" in value:
@@ -51,12 +50,20 @@ def main(arguments: list[str]) -> int:
 
 
 def _be_taken_first() -> None:
-    path = Path("/proc/self/oom_score_adj")
+    path = "/proc/self/oom_score_adj"
     try:
-        if int(path.read_text()) < int(OOM_SCORE_ADJ):
-            path.write_text(OOM_SCORE_ADJ)
+        with open(path) as file:
+            now = int(file.read())
+        if now < int(OOM_SCORE_ADJ):
+            _write(path, OOM_SCORE_ADJ)
     except (OSError, ValueError):
         pass  # not Linux, or not allowed: it only matters when the whole node is full
+
+
+def _write(path: str, text: str) -> None:
+    # Not `pathlib`: importing it takes as long as all the rest here.
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _refuse(message: str, status: int) -> int:

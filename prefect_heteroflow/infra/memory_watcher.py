@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -57,7 +58,7 @@ class ResidentMemoryWatcher:
         self._notes = notes
         self._sample_seconds = sample_seconds
         self._mark = uuid.uuid4().hex
-        self._known: dict[int, psutil.Process] = {}
+        self._known: dict[int, float] = {}
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
@@ -80,8 +81,10 @@ class ResidentMemoryWatcher:
 
     def enter(self, pid: int) -> None:
         """Watch the process and its descendants from now on."""
-        with contextlib.suppress(psutil.NoSuchProcess), self._lock:
-            self._known[pid] = psutil.Process(pid)
+        start = _start_of(pid)
+        if start is not None:
+            with self._lock:
+                self._known[pid] = start
         if self._thread is None and not self._done.is_set():
             self._thread = threading.Thread(
                 target=self._watch, name=f"heteroflow-memory-{self._name}", daemon=True
@@ -90,7 +93,7 @@ class ResidentMemoryWatcher:
 
     def pids(self) -> list[int]:
         """The living processes of the tree."""
-        return [process.pid for process in self._find(search=True)]
+        return self._find(search=True)
 
     def oom_kill_count(self) -> int:
         """Processes that this watcher killed, all of the tree at once; 0 for none."""
@@ -132,91 +135,104 @@ class ResidentMemoryWatcher:
             took = time.monotonic() - started
             self._done.wait(max(self._sample_seconds - took, 9 * took))
 
-    def _sample(self, processes: Iterable[psutil.Process]) -> None:
-        processes = list(processes)
-        used = sum(map(_resident_bytes, processes))
+    def _sample(self, pids: list[int]) -> None:
+        used = sum(map(_resident_bytes, pids))
         limit = mb_to_bytes(self._memory_mb)
-        if used > limit and len(processes) > 1:
-            used = sum(map(_proportional_bytes, processes))
+        if used > limit and len(pids) > 1:
+            used = sum(map(_proportional_bytes, pids))
         self._peak = max(self._peak, used)
         if used > limit:
             self._kill(for_memory=True)
 
-    def _find(self, *, search: bool) -> list[psutil.Process]:
-        """The living processes of the tree, as far as parentage or the mark tell."""
+    def _find(self, *, search: bool) -> list[int]:
+        """The living processes of the tree, as far as parentage or the mark tell.
+
+        Args:
+            search: Also look at every process of the machine for the mark, and at every thread of
+                the known ones for children.
+        """
         with self._lock:
-            for pid, process in list(self._known.items()):
-                if not _alive(process):
-                    del self._known[pid]
+            self._known = {
+                pid: start for pid, start in self._known.items() if _start_of(pid) == start
+            }
+            waiting = list(self._known)
             if search:
-                for process in _marked_processes(self._mark):
-                    self._known.setdefault(process.pid, process)
-            waiting = list(self._known.values())
+                waiting += [pid for pid in _marked_pids(self._mark) if pid not in self._known]
             while waiting:
-                for child in _children(waiting.pop()):
-                    if child.pid not in self._known:
-                        self._known[child.pid] = child
-                        waiting.append(child)
-            return [process for process in self._known.values() if _alive(process)]
+                pid = waiting.pop()
+                if pid not in self._known:
+                    start = _start_of(pid)
+                    if start is None:
+                        continue
+                    self._known[pid] = start
+                waiting += [
+                    child
+                    for child in _children(pid, every_thread=search)
+                    if child not in self._known
+                ]
+            return list(self._known)
 
     def _kill(self, *, for_memory: bool = False) -> bool:
         """SIGKILL until none is left; False if some live on."""
         killed: set[int] = set()
         deadline = time.monotonic() + KILL_SECONDS
-        while processes := self._find(search=True):
-            for process in processes:
-                if for_memory and process.pid not in killed:
+        while pids := self._find(search=True):
+            for pid in pids:
+                if for_memory and pid not in killed:
                     # Counted first: whoever waits for the process reads the count at its end.
-                    killed.add(process.pid)
+                    killed.add(pid)
                     self._kills += 1
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
         return True
 
 
-def _alive(process: psutil.Process) -> bool:
+def _start_of(pid: int) -> float | None:
+    """When the process started, which tells a reused id apart; `None` if it is gone or a zombie."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+        if _ON_LINUX:
+            # The command in brackets may itself hold spaces and brackets.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return float(fields[19]) if fields[0] not in "ZX" else None
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except (OSError, IndexError, psutil.Error):
+        return None
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    # This file lists the children of each thread without a look at every process of the machine,
-    # which is what psutil does.
-    children: list[psutil.Process] = []
+def _children(pid: int, *, every_thread: bool) -> list[int]:
+    # These files list the children of one thread without a look at every process of the machine,
+    # which is what psutil does. Few programs fork from other threads than the first, and some
+    # have hundreds of threads.
+    pattern = "*" if every_thread else str(pid)
     try:
-        files = list(Path(f"/proc/{process.pid}/task").glob("*/children")) if _ON_LINUX else []
-        pids = [int(pid) for file in files for pid in file.read_text().split()]
+        files = list(Path(f"/proc/{pid}/task").glob(f"{pattern}/children")) if _ON_LINUX else []
+        if files:
+            return [int(child) for file in files for child in file.read_text().split()]
     except OSError:
         return []  # it ended meanwhile
-    if not files:
-        with contextlib.suppress(psutil.Error):
-            return process.children()
-        return []
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            children.append(psutil.Process(pid))
-    return children
+    with contextlib.suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(pid).children()]
+    return []
 
 
-def _marked_processes(mark: str) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
+def _marked_pids(mark: str) -> list[int]:
+    found: list[int] = []
     if _ON_LINUX:
         needle = f"{MARK}={mark}".encode()
         for entry in os.scandir("/proc"):
             if entry.name.isdigit():
-                with contextlib.suppress(OSError, psutil.Error):
+                with contextlib.suppress(OSError):
                     if needle in Path(entry.path, "environ").read_bytes():
-                        found.append(psutil.Process(int(entry.name)))
+                        found.append(int(entry.name))
         return found
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK) == mark:
-                found.append(process)
+                found.append(process.pid)
     return found
 
 
@@ -226,23 +242,21 @@ def parse_kb(text: str, *keys: str) -> int | None:
     return sum(map(int, found)) * 1024 if found else None
 
 
-def _resident_bytes(process: psutil.Process) -> int:
+def _resident_bytes(pid: int) -> int:
     try:
         if _ON_LINUX:
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            return parse_kb(status, "VmRSS", "VmSwap") or 0
-        return int(process.memory_info().rss)
+            return parse_kb(Path(f"/proc/{pid}/status").read_text(), "VmRSS", "VmSwap") or 0
+        return int(psutil.Process(pid).memory_info().rss)
     except (OSError, psutil.Error):
         return 0
 
 
-def _proportional_bytes(process: psutil.Process) -> int:
+def _proportional_bytes(pid: int) -> int:
     try:
         if _ON_LINUX:
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            size = parse_kb(rollup, "Pss", "SwapPss")
+            size = parse_kb(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss", "SwapPss")
             if size is not None:
                 return size
     except OSError:
         pass  # ended, another user's, or a kernel before 4.14: the larger figure it is
-    return _resident_bytes(process)
+    return _resident_bytes(pid)

@@ -100,6 +100,13 @@ def test_same_node_gets_a_last_run_with_all_that_it_has():
     assert "use retry_new_node" in end.reason
 
 
+def test_same_node_takes_the_doubled_value_if_it_has_just_that():
+    """Not clipped, so not called a last run."""
+    answer = retry(what_follows(OOM, cluster(node("node-1", "p", 8192)), policy=policy(SAME)))
+    assert answer.resources.memory_mb == 8192
+    assert "last run" not in answer.reason
+
+
 @pytest.mark.parametrize("known", [Cluster(), cluster(Pool(name="p")), cluster(node("x", "q"))])
 def test_unknown_pool_is_given_a_try(known):
     """Nothing speaks against the place, so the attempt stays with more memory."""

@@ -100,6 +100,12 @@ def test_any_gpu_moves_to_one_as_large_as_before_if_it_can():
     assert answer.place.node == "node-2"
 
 
+def test_node_of_the_same_name_in_another_pool_is_not_the_one_that_failed():
+    """It was moved there: the old place is gone."""
+    answer = retry(what_follows(C.NETWORK_TIMEOUT, cluster(node("node-1", "q"))))
+    assert answer.place == Place(pool="p")
+
+
 def test_gang_is_started_again_in_the_same_place():
     """The peers are elsewhere; this place did nothing wrong."""
     answer = retry(what_follows(C.DISTRIBUTED_PEER_LOST, THREE))

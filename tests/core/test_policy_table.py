@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from prefect_heteroflow.core.actions import ACTION_OF, Action
+from prefect_heteroflow.core.actions import ACTION_OF, Action, action_for
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import FailureClass, FailureGroup
 from prefect_heteroflow.core.policy import Decision, Retry, RetryStrategy
@@ -232,6 +232,12 @@ def test_cancel_is_never_retried_whatever_a_rule_says():
         jitter_fraction=0.0,
     )
     assert short(decision, Resources()) == "Cancelled"
+
+
+def test_table_stops_a_cancel_whatever_a_rule_says():
+    """The table itself holds it, not only the order of the checks."""
+    cancelled = diagnosis(C.TASK_CANCELLED, verdict="retry")
+    assert action_for(cancelled, NEW) is Action.STOP
 
 
 def test_no_action_but_stop_is_without_a_planner():

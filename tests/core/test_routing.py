@@ -148,6 +148,13 @@ def test_more_gpu_memory_is_strictly_more_and_smallest_first():
     assert where(GPU, known, more_gpu_memory_than_mb=24576, **more) == ("p", "n80")
 
 
+def test_mixed_node_counts_by_the_gpus_that_would_be_taken():
+    """One GPU of 8 GB beside one of 80: small for one GPU, large for two."""
+    known = cluster(node("mixed", "p", 8192, 8192, 81920), node("even", "p", 8192, 24576, 24576))
+    assert where(GPU, known) == ("p", "mixed")
+    assert where(Resources(gpu_count=2), known) == ("p", "even")
+
+
 def test_more_memory_is_strictly_more():
     """A node of the same size is no progress."""
     known = cluster(node("a", "p", 4096), node("b", "q", 4097))

@@ -12,6 +12,7 @@ import pytest
 from tests.support.docker_engine import DockerEngine, why_no_engine
 from tests.support.images import BASE_IMAGE, PLAIN_IMAGE, ensure_image, why_not_buildable
 from tests.support.needs import need
+from tests.support.prefect_server import PrefectServer
 from tests.support.registry import Registry, why_no_registry
 
 
@@ -50,4 +51,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """An empty registry that lets everybody in."""
     need(why_no_registry())
     with Registry(tmp_path_factory.mktemp("registry")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """One server for all tests; a test that stops or kills it needs one of its own."""
+    with PrefectServer(tmp_path_factory.mktemp("server")) as started:
         yield started

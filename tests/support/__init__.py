@@ -1,4 +1,4 @@
-"""Real services for the tests: Docker engines, images, registries, a Prefect server, NVML, a browser.
+"""Real services for the tests: engines, images, registries, a Prefect server, NVML, a browser.
 
 Everything here starts real programs in folders of its own and takes them down again.
 """

@@ -95,7 +95,7 @@ def screenshot(
 def page_text(driver: WebDriver) -> str:
     """The text that the page shows, without what is hidden; what an input holds is not in it."""
     # One script call: the elements may be replaced between two.
-    text = driver.execute_script("return document.body ? document.body.innerText : ''")  # type: ignore[no-untyped-call]
+    text = driver.execute_script("return document.body ? document.body.innerText : ''")
     return str(text)
 
 

@@ -26,7 +26,7 @@ import docker
 import docker.errors
 
 BASE_IMAGE = "heteroflow-test/base:1"
-"""Python 3.11 and this interpreter's version of Prefect in `/opt/venv`; not `prefect_heteroflow`."""
+"""Python 3.11 and this interpreter's Prefect in `/opt/venv`, without `prefect_heteroflow`."""
 
 PLAIN_IMAGE = "heteroflow-test/python:1"
 """Python 3.11 and nothing else."""

@@ -17,8 +17,15 @@ LOG_TAIL_LINES = 40
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without any Prefect setting of the caller's."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    """This process's environment without any Prefect setting of the caller's.
+
+    Nor does a child inherit the wish to keep no bytecode: it would compile Prefect at each start.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_") and name != "PYTHONDONTWRITEBYTECODE"
+    }
 
 
 class PrefectServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -65,10 +66,8 @@ def kill_all(pids: Iterable[int], *, timeout_seconds: float = 10.0) -> None:
     """SIGKILL, and wait until each is gone (or a zombie)."""
     targets = list(pids)
     for pid in targets:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     wait_until(
         lambda: not any(alive(pid) for pid in targets),
         what=f"end of killed processes {targets}",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -143,14 +144,14 @@ def test_submission_prints_the_run_and_a_link_to_its_page(pool: str, api: Prefec
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--memory-mb", "-5"), "memory_mb -5"),
-        (("--memory-mb", "2.5"), "'2.5' is not a valid integer"),
+        (("--memory-mb", "-5"), "memory_mb '-5'"),
+        (("--memory-mb", "2.5"), "memory_mb '2.5'"),
         (("--memory-mb", "99999"), "oom_memory_limit 16384"),
-        (("--gpu-count", "-1"), "gpu_count -1"),
+        (("--gpu-count", "-1"), "gpu_count '-1'"),
         (("--gpu-memory-mb", "8000"), "gpu_count 0"),
         (("--retry-strategy", "elsewhere"), "retry_new_node"),
-        (("--max-retries", "-2"), "max_retries -2"),
-        (("--shm-mb", "0"), "shm_mb 0"),
+        (("--max-retries", "-2"), "max_retries '-2'"),
+        (("--shm-mb", "0"), "shm_mb '0'"),
         (("--image", "No Such Image"), "white space"),
         (("--command", " "), "--command is empty"),
         (("--env", "EPOCHS"), "NAME=VALUE"),
@@ -229,16 +230,22 @@ def test_pool_of_which_nothing_is_known_is_not_judged() -> None:
 # --- watching -----------------------------------------------------------------------------------
 
 
-def start_watching(server: PrefectServer, pool: str, *more: str) -> subprocess.Popen[str]:
+@contextmanager
+def watching(server: PrefectServer, pool: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that submits and watches; its output is no terminal."""
     script = "from prefect_heteroflow.cli import app; app()"
     arguments = ["submit", *JOB, "--pool", pool, "--watch", *more]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         env=server.env(PYTHONPATH=os.pathsep.join(sys.path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 async def newest_run(client: PrefectClient, pool: str) -> FlowRun | None:
@@ -247,11 +254,12 @@ async def newest_run(client: PrefectClient, pool: str) -> FlowRun | None:
     return FlowRun.model_validate(found[0]) if found else None
 
 
-def wait_for_run(pool: str) -> FlowRun:
+def wait_for_run(process: subprocess.Popen[str], pool: str) -> FlowRun:
     for _ in range(120):
         run = with_client(lambda client: newest_run(client, pool))
         if run is not None:
             return run
+        assert process.poll() is None, process.communicate()[1]
         time.sleep(0.5)
     raise TimeoutError("nothing was submitted")
 
@@ -275,9 +283,9 @@ def end(run: FlowRun, state: Any) -> None:
 
 def test_watching_a_run_that_completes_ends_with_exit_code_0(pool: str, api: PrefectServer) -> None:
     """The changes go to standard error, the report to standard output."""
-    process = start_watching(api, pool, "--json")
-    end(wait_for_run(pool), Completed())
-    out, err = process.communicate(timeout=60)
+    with watching(api, pool, "--json") as process:
+        end(wait_for_run(process, pool), Completed())
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert json.loads(out)["state"] == "Completed"
     assert "attempt 1 on node-1 with 2048 MB: completed" in err
@@ -285,21 +293,22 @@ def test_watching_a_run_that_completes_ends_with_exit_code_0(pool: str, api: Pre
 
 def test_watching_a_run_that_fails_ends_with_exit_code_1(pool: str, api: PrefectServer) -> None:
     """Scripts can tell by the exit code alone."""
-    process = start_watching(api, pool)
-    end(wait_for_run(pool), Failed(name="PermanentFailure", message="no node is large enough"))
-    _, err = process.communicate(timeout=60)
+    state = Failed(name="PermanentFailure", message="no node is large enough")
+    with watching(api, pool) as process:
+        end(wait_for_run(process, pool), state)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
     assert "PermanentFailure: no node is large enough" in err
 
 
 def test_interrupt_ends_the_watching_and_not_the_run(pool: str, api: PrefectServer) -> None:
     """Ctrl-C leaves the run alone and says so."""
-    process = start_watching(api, pool)
-    run = wait_for_run(pool)
-    assert process.stderr is not None
-    process.stderr.readline()  # it watches
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with watching(api, pool) as process:
+        run = wait_for_run(process, pool)
+        assert process.stderr is not None
+        process.stderr.readline()  # it watches
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert f"the run goes on. See it with `heteroflow retries {run.id}`" in err
     assert with_client(lambda client: client.read_flow_run(run.id)).state_name == "Scheduled"

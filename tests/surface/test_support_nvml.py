@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support import nvml
+from tests.support.needs import need
 from tests.support.nvml import FakeGpu
-
-pytestmark = pytest.mark.surface
 
 GPUS = (
     FakeGpu(uuid="GPU-aaaa", name="NVIDIA A2", total_mb=16384, used_mb=1024),
@@ -39,8 +38,7 @@ def code(call, *args):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if reason := nvml.why_no_fake():
-        pytest.skip(reason)
+    need(nvml.why_no_fake())
     return nvml.build(tmp_path_factory.mktemp("nvml"))
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.rules.model import Role, Rule
 
+_INVALID = (
+    "port", "hostname", "name", "env", "ulimit", "CPU", "cpuset", "restart", "container ",
+    "repository ", "tag ",
+)  # fmt: skip
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="registry-rate-limit",
@@ -26,7 +31,12 @@ RULES: tuple[Rule, ...] = (
         r".{0,160}\b50[0234]\b|unexpected status code .{1,200}: 50[0234]\b|\b50[234] (?:Bad Gateway|"
         r"Service (?:Temporarily )?Unavailable|Gateway Time-?out)|error parsing HTTP 50\d response body",
         gates=(
-            "nexpected ", "HTTP status", "Bad Gateway", "Unavailable", "Gateway Time",
+            "nexpected status",
+            "nexpected HTTP",
+            "HTTP status",
+            "Bad Gateway",
+            "Unavailable",
+            "Gateway Time",
             "error parsing HTTP 50",
         ),
         sample="Error response from daemon: Get https://registry-1.docker.io/v2/library/busybox/manifests"
@@ -42,15 +52,27 @@ RULES: tuple[Rule, ...] = (
         failure=FailureClass.IMAGE_PULL_BACK_OFF,
         pattern=r"[Aa]uthorization [Tt]oken has expired|error parsing HTTP 40[13] response body"
         r"|no basic auth credentials|unauthorized: |UNAUTHORIZED|pull access denied"
-        r"|may require 'docker login'|requested access to the resource is denied|denied: .{0,80}"
-        r"(?:access|permission|token|requested)|incorrect username or password|authentication required"
+        r"|may require 'docker login'|requested access to the resource is denied|denied: (?:denied|.{0,80}"
+        r"(?:access|permission|token|requested))|incorrect username or password|authentication required"
         r"|failed to authorize: |insufficient_scope|status.{0,200}: 40[13] (?:Unauthorized|Forbidden)"
         r"|docker-credential-.{1,60}(?:not found|executable)|error getting credentials",
         gates=(
-            "oken has expired", "error parsing HTTP 40", "no basic auth", "unauthorized: ",
-            "UNAUTHORIZED", "pull access denied", "'docker login'", "resource is denied", "denied: ",
-            "incorrect username", "authentication required", "failed to authorize",
-            "insufficient_scope", "401 Unauthorized", "403 Forbidden", "docker-credential-",
+            "oken has expired",
+            "error parsing HTTP 40",
+            "no basic auth",
+            "unauthorized: ",
+            "UNAUTHORIZED",
+            "pull access denied",
+            "'docker login'",
+            "resource is denied",
+            "denied: ",
+            "incorrect username",
+            "authentication required",
+            "failed to authorize",
+            "insufficient_scope",
+            "401 Unauthorized",
+            "403 Forbidden",
+            "docker-credential-",
             "error getting credentials",
         ),
         sample="Error response from daemon: pull access denied for org/app, repository does not exist or "
@@ -70,8 +92,17 @@ RULES: tuple[Rule, ...] = (
         r"|failed to pull and unpack image .{1,200}: not found|image not known|image operating system "
         r".{1,60}cannot be used",
         gates=(
-            "manifest ", "MANIFEST_UNKNOWN", "o such image", "ImageNotFound", "not found",
-            "name unknown: ", "NAME_UNKNOWN", "does not exist", "image not known",
+            "manifest unknown",
+            "manifest for ",
+            "matching manifest",
+            "MANIFEST_UNKNOWN",
+            "o such image",
+            "ImageNotFound",
+            "not found",
+            "name unknown: ",
+            "NAME_UNKNOWN",
+            "does not exist",
+            "image not known",
             "image operating system",
         ),
         sample="Error response from daemon: manifest for org/web:2 not found: manifest unknown",
@@ -86,7 +117,9 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Minimum memory limit (?:allowed|can not be less)|Minimum memoryswap limit|cannot start a "
         r"container that has stopped|memory limit too low|container init was OOM-killed",
         gates=(
-            "Minimum memory", "cannot start a container that", "memory limit too low",
+            "Minimum memory",
+            "cannot start a container that",
+            "memory limit too low",
             "init was OOM-killed",
         ),
         sample="Error response from daemon: Minimum memory limit allowed is 6MB.",
@@ -103,9 +136,17 @@ RULES: tuple[Rule, ...] = (
         r"|[Uu]nknown runtime specified|driver/library version mismatch|unresolvable CDI devices"
         r"|libnvidia-ml\.so\.\d: cannot open|failed to (?:inject|discover) (?:CDI|GPU)",
         gates=(
-            "could not select device driver", "nvidia-container-cli: ", "invalid runtime name",
-            "nknown runtime specified", "library version mismatch", "CDI", "libnvidia-ml.so",
-            "discover GPU", "inject GPU",
+            "could not select device driver",
+            "nvidia-container-cli: ",
+            "invalid runtime name",
+            "nknown runtime specified",
+            "library version mismatch",
+            "CDI devices",
+            "inject CDI",
+            "discover CDI",
+            "libnvidia-ml.so",
+            "discover GPU",
+            "inject GPU",
         ),
         unless=r"nvidia-container-cli: requirement error",
         sample='could not select device driver "" with capabilities: [[gpu]]',
@@ -136,11 +177,16 @@ RULES: tuple[Rule, ...] = (
         r"exec format error)|stat .{1,200}: no such file or directory: unknown|no command specified"
         r"|OCI runtime .{0,200}(?:not found|permission denied|not a directory|no such file)",
         gates=(
-            "executable file not found", "exec format error", "exec: ", "exec /", "stat /",
-            "o command specified", "OCI runtime ",
+            "executable file not found",
+            "exec format error",
+            "exec: ",
+            "exec ",
+            "stat /",
+            "o command specified",
+            "OCI runtime ",
         ),
         unless=r"daemon socket|nvidia|failed to create shim task: .{0,40}mkdir",
-        sample='OCI runtime create failed: container_linux.go:348: starting container process caused '
+        sample="OCI runtime create failed: container_linux.go:348: starting container process caused "
         '"exec: \\"db:create\\": executable file not found in $PATH": unknown',
         near_miss="OCI runtime create failed: unable to retrieve OCI runtime error",
         framework="docker, runc",
@@ -155,7 +201,11 @@ RULES: tuple[Rule, ...] = (
         r"server API version: .{0,80}Permission denied|connect to the Docker daemon socket.{0,200}"
         r"permission denied|docker\.sock.{0,40}permission denied|containerd\.sock.{0,40}permission denied",
         gates=(
-            "permission denied while", "fetching server API version", "daemon socket", ".sock",
+            "permission denied while",
+            "fetching server API version",
+            "daemon socket",
+            "docker.sock",
+            "containerd.sock",
         ),
         sample="docker.errors.DockerException: Error while fetching server API version: ('Connection "
         "aborted.', PermissionError(13, 'Permission denied'))",
@@ -173,8 +223,13 @@ RULES: tuple[Rule, ...] = (
         r"|Error while fetching server API version|dial unix .{1,120}\.sock: connect: |Docker daemon is not"
         r" running|containerd\.sock.{0,60}(?:connection refused|no such file)",
         gates=(
-            "onnect to the Docker daemon", "docker daemon running", "error during connect: ",
-            "fetching server API version", "dial unix ", "ocker daemon is not", "containerd.sock",
+            "onnect to the Docker daemon",
+            "docker daemon running",
+            "error during connect: ",
+            "fetching server API version",
+            "dial unix ",
+            "ocker daemon is not",
+            "containerd.sock",
         ),
         unless=r"[Pp]ermission denied",
         sample="Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon "
@@ -197,11 +252,31 @@ RULES: tuple[Rule, ...] = (
         r"|invalid (?:repository|tag) (?:name|format)|cannot set memory|Unsupported config option"
         r"|unable to find user |no matching entries in passwd file",
         gates=(
-            "invalid ", "bind source path", "unknown flag: ", " not found", "o such network",
-            "Range of CPUs", "Invalid container", "conflicting options", "requested CPUs",
-            "requested NUMA", "uplicate mount", "mounts denied", "not a shared mount",
-            "not a directory: ", "mount a directory onto", "maximum CPU", "maximum memory",
-            "cannot set memory", "Unsupported config", "unable to find user", "passwd file",
+            "invalid mount config",
+            "invalid reference format",
+            "invalid volume",
+            'invalid argument "',
+            *(f"invalid {what}" for what in _INVALID),
+            "bind source path",
+            "unknown flag: ",
+            " not found",
+            "o such network",
+            "Range of CPUs",
+            "Invalid container",
+            "conflicting options",
+            "requested CPUs",
+            "requested NUMA",
+            "uplicate mount",
+            "mounts denied",
+            "not a shared mount",
+            "not a directory: ",
+            "mount a directory onto",
+            "maximum CPU",
+            "maximum memory",
+            "cannot set memory",
+            "Unsupported config",
+            "unable to find user",
+            "passwd file",
         ),
         sample='Error response from daemon: invalid mount config for type "bind": bind source path does '
         "not exist: /app.",
@@ -220,8 +295,14 @@ RULES: tuple[Rule, ...] = (
         r"|endpoint with name .{1,120} already exists|removal of container .{1,120} is already in "
         r"progress|ports are not available|No such container: ",
         gates=(
-            "port is already allocated", "already in use", "onflict. The container", "external conn",
-            "driver failed programming", "endpoint with name", "is already in", "ports are not avail",
+            "port is already allocated",
+            "already in use",
+            "onflict. The container",
+            "external conn",
+            "driver failed programming",
+            "endpoint with name",
+            "is already in",
+            "ports are not avail",
             "o such container",
         ),
         sample="Bind for 0.0.0.0:49161 failed: port is already allocated.",
@@ -240,13 +321,30 @@ RULES: tuple[Rule, ...] = (
         r"|failed to mount overlay|unable to retrieve OCI runtime error|containerd: .{0,80}context deadline"
         r"|failed to set up container networking|failed to create endpoint|iptables failed"
         r"|error while (?:creating|removing) (?:mount source path|container)|ttrpc: closed"
-        r"|cgroup.{0,80}(?:no such file or directory|device or resource busy)|context deadline exceeded: "
-        r"unknown|shim .{0,40}(?:exited|reaped)|OCI runtime",
+        r"|cgroup.{0,80}device or resource busy|context deadline exceeded: "
+        r"unknown|shim (?:exited|reaped)|OCI runtime",
         gates=(
-            "failed to create shim", "OCI runtime", "oci runtime error", "shim ", "runc create failed",
-            "failed to create task", "container_linux.go", "unable to start container",
-            "failed to start shim", "overlay", "containerd: ", "container networking",
-            "failed to create endpoint", "iptables failed", "error while ", "ttrpc: closed", "cgroup",
+            "failed to create shim",
+            "OCI runtime",
+            "oci runtime error",
+            "shim disconnected",
+            "shim exited",
+            "shim reaped",
+            "runc create failed",
+            "failed to create task",
+            "container_linux.go",
+            "unable to start container",
+            "failed to start shim",
+            "overlay mount",
+            "mount overlay",
+            "containerd: ",
+            "container networking",
+            "failed to create endpoint",
+            "iptables failed",
+            "error while creating",
+            "error while removing",
+            "ttrpc: closed",
+            "device or resource busy",
             "context deadline exceeded: ",
         ),
         sample="failed to create shim task: OCI runtime create failed: unable to retrieve OCI runtime "

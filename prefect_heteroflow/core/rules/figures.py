@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from prefect_heteroflow.core.failures import MemoryFigures
 
-SIZE = r"-?\d[\d,]{0,26}(?:\.\d{0,9})?(?: ?(?:[KMGTPEkm]i?[Bb]?(?:ytes)?|[Bb]ytes|B))?\b"
+SIZE = r"-?\d[\d,.]{0,30}(?: ?(?:[KMGTPEkm]i?[Bb]?(?:ytes)?|[Bb]ytes|B))?\b"
 """A number with an optional unit, to be used inside a named group."""
 
 ABSURD_BYTES = 64 * 1024**4
@@ -64,8 +64,8 @@ def read_numbers(patterns: tuple[str, ...], line: str) -> MemoryFigures | None:
             if text is not None and values.get(name) is None:
                 decimal = name.endswith("_decimal")
                 key = name.removesuffix("_decimal")
-                values[key] = int(text) if key == "gpu" else parse_size(
-                    text, base=1000 if decimal else 1024
+                values[key] = (
+                    int(text) if key == "gpu" else parse_size(text, base=1000 if decimal else 1024)
                 )
     if not values:
         return None
@@ -169,9 +169,7 @@ def tensor_shape(line: str) -> MemoryFigures | None:
     for dimension in dimensions:
         size = None if size is None else size * dimension
     gpu = _TENSOR_GPU.search(line)
-    return MemoryFigures(
-        requested_bytes=size, gpu_index=None if gpu is None else int(gpu.group(1))
-    )
+    return MemoryFigures(requested_bytes=size, gpu_index=None if gpu is None else int(gpu.group(1)))
 
 
 _VLLM_STARTUP = re.compile(

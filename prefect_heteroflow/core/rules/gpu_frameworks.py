@@ -43,10 +43,14 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Dst tensor is not initialized|SameWorkerRecvDone unable to allocate output tensor"
         r"|Allocator \((?:GPU|gpu)[^)]{0,20}\) ran out of memory|failed to alloc(?:ate)? \d{1,20} "
         r"bytes (?:on host|unified memory; result: CUDA_ERROR_OUT_OF_MEMORY)"
-        r"|Blas x?G[EM]{2}M?V? ?(?:launch|StridedBatched)? ?.{0,20}failed",
+        r"|Blas x?GEM[MV].{0,40}failed",
         gates=(
-            "Dst tensor is not initialized", "unable to allocate output tensor", "ran out of memory",
-            "failed to alloc", "Blas ",
+            "Dst tensor is not initialized",
+            "unable to allocate output tensor",
+            "ran out of memory",
+            "failed to alloc",
+            "Blas GEM",
+            "Blas xGEM",
         ),
         sample="tensorflow.python.framework.errors_impl.InternalError: Dst tensor is not initialized.",
         near_miss="W Allocator (GPU_0_bfc) ran out of memory trying to allocate 3.5GiB. The caller "
@@ -78,8 +82,12 @@ RULES: tuple[Rule, ...] = (
         r"allocating) [\d,]{1,26} bytes|Exceeded hbm capacity|Failed to allocate [\d,]{1,26} bytes for "
         r"new constant|CUDA_ERROR_OUT_OF_MEMORY: out of memory; total memory reported",
         gates=(
-            "RESOURCE_EXHAUSTED: ", "esource exhausted: ", "Out of memory while trying to",
-            "Out of memory allocating", "Exceeded hbm capacity", "for new constant",
+            "RESOURCE_EXHAUSTED: ",
+            "esource exhausted: ",
+            "Out of memory while trying to",
+            "Out of memory allocating",
+            "Exceeded hbm capacity",
+            "for new constant",
             "CUDA_ERROR_OUT_OF_MEMORY",
         ),
         unless=r"memory space (?:vmem|smem)|[Ss]coped vmem|grpc|[Qq]uota|limit set to: ",
@@ -115,8 +123,8 @@ RULES: tuple[Rule, ...] = (
         id="cupy-out-of-memory",
         failure=_GPU,
         pattern=r"out of memory to allocate [\d,]{1,26} bytes|Out of memory allocating [\d,]{1,26} bytes "
-        r"\(allocated so far|cupy[\w.]{0,40}\.OutOfMemoryError",
-        gates=("out of memory to allocate", "Out of memory allocating", "cupy"),
+        r"\(allocated so far|cupy[\w.]{0,40}memory\.OutOfMemoryError",
+        gates=("out of memory to allocate", "Out of memory allocating", "memory.OutOfMemoryError"),
         unless=r"limit set to: ",
         sample="cupy.cuda.memory.OutOfMemoryError: out of memory to allocate 8589934592 bytes (total "
         "17179869184 bytes)",
@@ -137,7 +145,12 @@ RULES: tuple[Rule, ...] = (
         r"exceeded|RMM_ERROR_OUT_OF_MEMORY|RMM failure at|rmm::(?:bad_alloc|out_of_memory)"
         r"|bad_alloc: out_of_memory",
         gates=(
-            "bad_alloc: ", "Maximum pool size exceeded", "RMM", "rmm",
+            "bad_alloc: ",
+            "Maximum pool size exceeded",
+            "out_of_memory",
+            "RMM_ERROR",
+            "RMM failure at",
+            "rmm::",
         ),
         unless=r"Exceeded memory limit",
         sample="MemoryError: std::bad_alloc: CUDA error at: rmm/mr/device/cuda_memory_resource.hpp:69: "
@@ -161,7 +174,8 @@ RULES: tuple[Rule, ...] = (
         sentence="XGBoost ran out of GPU memory[: {requested} were asked for][, {free} were free].",
         confidence=0.9,
         numbers=(
-            rf"Requested memory: (?P<requested>{SIZE})", rf"Free memory: (?P<free>{SIZE})",
+            rf"Requested memory: (?P<requested>{SIZE})",
+            rf"Free memory: (?P<free>{SIZE})",
         ),
     ),
     Rule(
@@ -173,9 +187,15 @@ RULES: tuple[Rule, ...] = (
         r"|kIOGPUCommandBufferCallbackErrorOutOfMemory|HSA_STATUS_ERROR_OUT_OF_RESOURCES"
         r"|Device memory allocation of size \d{1,20} failed|Insufficient Memory \(\d{8}:kIOGPU",
         gates=(
-            "Memory Object Allocation Failure", "CL_MEM_OBJECT_ALLOCATION", "CL_OUT_OF_",
-            "Out of Host Memory", "OutOfDeviceMemory", "OUT_OF_DEVICE_MEMORY", "ERROR_OUT_OF_RES",
-            "kIOGPU", "Device memory allocation of",
+            "Memory Object Allocation Failure",
+            "CL_MEM_OBJECT_ALLOCATION",
+            "CL_OUT_OF_",
+            "Out of Host Memory",
+            "OutOfDeviceMemory",
+            "OUT_OF_DEVICE_MEMORY",
+            "ERROR_OUT_OF_RES",
+            "kIOGPU",
+            "Device memory allocation of",
         ),
         sample="  what():  Memory Object Allocation Failure",
         near_miss="[LightGBM] [Info] Memory Object Pool enabled",
@@ -211,7 +231,10 @@ RULES: tuple[Rule, ...] = (
         r"OutOfMemory|\[TRT\] .{0,120}out of memory|OutOfMemory \((?:no further|Requested size)"
         r"|requested size was \d{1,20} bytes",
         gates=(
-            "equested amount of GPU memory", "Error Code 2: OutOfMemory", "[TRT]", "OutOfMemory (",
+            "equested amount of GPU memory",
+            "Error Code 2: OutOfMemory",
+            "out of memory",
+            "OutOfMemory (",
             "requested size was ",
         ),
         unless=r"[Ss]kipping tactic|[Tt]actic [Dd]evice request",
@@ -222,7 +245,8 @@ RULES: tuple[Rule, ...] = (
         sentence="TensorRT ran out of GPU memory[: {requested} were asked for].",
         confidence=0.88,
         numbers=(
-            rf"GPU memory \((?P<requested>{SIZE})\)", rf"[Rr]equested size was (?P<requested>{SIZE})",
+            rf"GPU memory \((?P<requested>{SIZE})\)",
+            rf"[Rr]equested size was (?P<requested>{SIZE})",
         ),
     ),
     Rule(
@@ -251,10 +275,20 @@ RULES: tuple[Rule, ...] = (
         r"(?:is )?(?:insufficient|not enough)|(?:Decode|Prefill) out of memory|No executable batch size "
         r"found, reached zero|[Nn]ot enough (?:GPU|VRAM|device) memory|occurred when warming up sampler",
         gates=(
-            "KV cache", "No available memory for the", "Not enough memory. Please", "emory left for",
-            "Not enough memory to handle", "--max-batch", "code out of memory", "space left for",
-            "fill out of memory", "executable batch size", "ot enough GPU memory",
-            "ot enough VRAM", "ot enough device memory", "warming up sampler",
+            "KV cache",
+            "No available memory for the",
+            "Not enough memory. Please",
+            "emory left for",
+            "Not enough memory to handle",
+            "--max-batch",
+            "code out of memory",
+            "space left for",
+            "fill out of memory",
+            "executable batch size",
+            "ot enough GPU memory",
+            "ot enough VRAM",
+            "ot enough device memory",
+            "warming up sampler",
         ),
         unless=r"not found in '",
         sample="ValueError: No available memory for the cache blocks. Try increasing "
@@ -289,7 +323,10 @@ RULES: tuple[Rule, ...] = (
         r"|\[LightGBM\] \[Fatal\] \[CUDA\] out of memory|Malloc (?:for )?.{0,40}device memory "
         r"(?:is )?not enough|Ran out of memory trying to allocate .{1,30} on GPU",
         gates=(
-            "Out of memory error on", "memory on GPU", "[CUDA] out of memory", "evice memory",
+            "Out of memory error on",
+            "memory on GPU",
+            "[CUDA] out of memory",
+            "evice memory",
             "Ran out of memory trying",
         ),
         sample="ResourceExhaustedError: Out of memory error on GPU 0. Cannot allocate 1.25GB memory on "
@@ -303,5 +340,30 @@ RULES: tuple[Rule, ...] = (
             rf"(?P<own>{SIZE}) memory has been allocated",
             rf"available memory is only (?P<free>{SIZE})",
         ),
+    ),
+    Rule(
+        id="gpu-words-out-of-memory",
+        failure=_GPU,
+        pattern=r"(?:CUDA|[Cc]uda|GPU|\bgpu\b|HIP\b|hip[A-Z]|VRAM|vram|nvidia|ROCm|rocm|Vulkan|Metal|SYCL|sycl|OpenCL|"
+        r"[Dd]evice memory).{0,160}(?:[Oo]ut of memory|[Oo]ut[_-]of[_-]memory|OutOfMemory|OUT_OF_MEMORY|[Aa]lloc fail"
+        r"|memory exhausted|insufficient memory|[Nn]ot enough memory)",
+        gates=(
+            "ut of memory",
+            "ut_of_memory",
+            "ut-of-memory",
+            "OutOfMemory",
+            "OUT_OF_MEMORY",
+            "lloc fail",
+            "memory exhausted",
+            "insufficient memory",
+            "ot enough memory",
+        ),
+        unless=r"CPUAllocator|host memory|system memory|[Ww]arning: |Windows|/test|test_",
+        sample="lightgbm.basic.LightGBMError: [CUDA] out of memory cuda_utils.cu 22",
+        near_miss="MemoryError: out of memory while the GPU-less node parsed a file",
+        framework="any GPU library",
+        sentence="A GPU library ran out of memory[: {requested} were asked for].",
+        confidence=0.7,
+        numbers=(rf"(?:allocat\w{{1,5}}|size|requested) (?P<requested>{SIZE})",),
     ),
 )

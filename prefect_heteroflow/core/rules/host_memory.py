@@ -30,17 +30,32 @@ RULES: tuple[Rule, ...] = (
         pattern=r"\b(?:m|re|c)alloc of size \d{1,20} failed|memory allocation of \d{1,20} bytes failed"
         r"|ArrowMemoryError|ggml_aligned_malloc: insufficient memory|(?:failed|unable) to allocate "
         r"CPU(?:_Mapped)? buffer|Failed to allocate memory for requested buffer of size"
-        r"|\bmalloc\(?\)?:? (?:failed|Cannot allocate)|cannot allocate \d{1,20} bytes"
+        r"|\bmalloc(?:\(\))?:? failed|cannot allocate \d{1,20} bytes"
         r"|out of memory allocating \d{1,20} bytes|virtual memory exhausted"
         r"|runtime: out of memory: cannot allocate|fatal error: (?:runtime: )?out of memory"
         r"|OutOfMemoryError\(\)$|failed to allocate memory \(NoMemoryError\)|Fortran runtime error: "
         r"Allocation would exceed memory limit|OpenBLAS.{0,30}Memory allocation|[Ii]nsufficient virtual "
         r"memory|not enough memory to (?:allocate|map)|tcmalloc: large alloc .{0,40}failed",
         gates=(
-            "lloc of size", "memory allocation of", "ArrowMemoryError", "insufficient memory",
-            "to allocate CPU", "for requested buffer of size", "malloc", "annot allocate ",
-            "out of memory allocating", "virtual memory", "out of memory", "OutOfMemoryError",
-            "NoMemoryError", "exceed memory limit", "OpenBLAS", "ot enough memory to",
+            "lloc of size",
+            "memory allocation of",
+            "ArrowMemoryError",
+            "insufficient memory",
+            "to allocate CPU",
+            "for requested buffer of size",
+            "malloc failed",
+            "malloc() failed",
+            "malloc: failed",
+            "malloc(): failed",
+            "annot allocate ",
+            "out of memory allocating",
+            "virtual memory",
+            "out of memory",
+            "OutOfMemoryError",
+            "NoMemoryError",
+            "exceed memory limit",
+            "OpenBLAS",
+            "ot enough memory to",
         ),
         unless=r"CUDA|cuda|GPU|VRAM",
         sample="memory allocation of 2181038096 bytes failed",
@@ -81,11 +96,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="enomem",
         failure=_CPU,
-        pattern=r"\[Errno 12\]|Cannot allocate memory|errno(?:=| ?: ?)12\b|ENOMEM|error=12, (?:Cannot|Not "
+        pattern=r"\[Errno 12\]|Cannot allocate memory|errno(?:=|: ?| )12\b|ENOMEM|error=12, (?:Cannot|Not "
         r"enough)|\bNot enough memory resources are available|\[WinError 1455\]|\bOs \{ code: 12,",
         gates=(
-            "[Errno 12]", "annot allocate memory", "errno", "ENOMEM", "error=12, ", "WinError 1455",
-            "Not enough memory resources", "code: 12,",
+            "[Errno 12]",
+            "annot allocate memory",
+            "errno=12",
+            "errno: 12",
+            "errno:12",
+            "errno 12",
+            "ENOMEM",
+            "error=12, ",
+            "WinError 1455",
+            "Not enough memory resources",
+            "code: 12,",
         ),
         unless=r"/torch_|/dev/shm",
         sample="OSError: [Errno 12] Cannot allocate memory",
@@ -94,7 +118,8 @@ RULES: tuple[Rule, ...] = (
         sentence="The operating system refused memory to the process (ENOMEM).",
         confidence=0.85,
         numbers=(
-            rf"tried to allocate (?P<requested>{SIZE})", rf"mmap (?P<requested>{SIZE})",
+            rf"tried to allocate (?P<requested>{SIZE})",
+            rf"mmap (?P<requested>{SIZE})",
         ),
     ),
     Rule(
@@ -131,8 +156,12 @@ RULES: tuple[Rule, ...] = (
         r"\(\w{1,12}\) failed|Could not reserve enough space for|Terminating due to java\.lang\."
         r"OutOfMemoryError|UNABLE_TO_ACQUIRE_MEMORY|GC overhead limit exceeded",
         gates=(
-            "OutOfMemoryError", "insufficient memory for the Java", "Native memory allocation",
-            "Could not reserve enough space", "UNABLE_TO_ACQUIRE_MEMORY", "GC overhead limit",
+            "OutOfMemoryError",
+            "insufficient memory for the Java",
+            "Native memory allocation",
+            "Could not reserve enough space",
+            "UNABLE_TO_ACQUIRE_MEMORY",
+            "GC overhead limit",
         ),
         unless=r"unable to create (?:new )?native thread|Requested array size exceeds|-XX:",
         sample="java.lang.OutOfMemoryError: Java heap space",
@@ -140,9 +169,7 @@ RULES: tuple[Rule, ...] = (
         framework="jvm, spark",
         sentence="The Java heap, which has a size of its own, was full[: {requested} were asked for].",
         confidence=0.88,
-        numbers=(
-            rf"(?:failed to (?:map|allocate)|to acquire|allocate) (?P<requested>{SIZE})",
-        ),
+        numbers=(rf"(?:failed to (?:map|allocate)|to acquire|allocate) (?P<requested>{SIZE})",),
     ),
     Rule(
         id="node-heap",
@@ -151,7 +178,9 @@ RULES: tuple[Rule, ...] = (
         r"|Reached heap limit Allocation failed|invalid table size Allocation failed"
         r"|WebAssembly\.Memory\(\): could not allocate|CALL_AND_RETRY_LAST Allocation failed",
         gates=(
-            "JavaScript heap out of memory", "ERR_WORKER_OUT_OF_MEMORY", "llocation failed",
+            "JavaScript heap out of memory",
+            "ERR_WORKER_OUT_OF_MEMORY",
+            "llocation failed",
             "could not allocate",
         ),
         sample="FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory",
@@ -182,8 +211,12 @@ RULES: tuple[Rule, ...] = (
         r"(?:pressure)?|due to the node running low on memory|More than \d{1,3}% of the memory on node"
         r"|ObjectStoreFullError",
         gates=(
-            "memory usage threshold", "OutOfMemoryError", "killed due to", "running low on memory",
-            "of the memory on", "ObjectStoreFullError",
+            "memory usage threshold",
+            "OutOfMemoryError",
+            "killed due to",
+            "running low on memory",
+            "of the memory on",
+            "ObjectStoreFullError",
         ),
         unless=r"systemd-oomd",
         sample="Memory on the node (IP: 10.0.0.1, ID: abc) where the task was running was 59.49GB / "
@@ -193,7 +226,8 @@ RULES: tuple[Rule, ...] = (
         sentence="Ray killed a worker because the node's memory was nearly full[: {own} of {total}].",
         confidence=0.92,
         numbers=(
-            rf"was (?P<own>{SIZE}) / (?P<total>{SIZE})", rf"\((?P<own>{SIZE}) / (?P<total>{SIZE})\)",
+            rf"was (?P<own>{SIZE}) / (?P<total>{SIZE})",
+            rf"\((?P<own>{SIZE}) / (?P<total>{SIZE})\)",
         ),
     ),
     Rule(
@@ -229,8 +263,28 @@ RULES: tuple[Rule, ...] = (
         sentence="The model needs more host memory[: {requested} wanted][, {free} available].",
         confidence=0.92,
         numbers=(
-            rf"more system memory \((?P<requested>{SIZE})\)", rf"is available \((?P<free>{SIZE})\)",
+            rf"more system memory \((?P<requested>{SIZE})\)",
+            rf"is available \((?P<free>{SIZE})\)",
         ),
+    ),
+    Rule(
+        id="words-out-of-memory",
+        failure=_CPU,
+        pattern=r"^(?:[\w.]{0,80}(?:Error|Exception|ERROR|FATAL|Fatal|fatal|panic|PANIC)[\w.]{0,40}:? .{0,120})?"
+        r"(?:[Oo]ut of memory|[Oo]ut of Memory|OUT OF MEMORY|[Nn]ot enough memory|[Ii]nsufficient memory)",
+        gates=(
+            "ut of memory",
+            "ut of Memory",
+            "OUT OF MEMORY",
+            "ot enough memory",
+            "nsufficient memory",
+        ),
+        unless=r"CUDA|cuda|GPU|gpu|VRAM|[Dd]evice|HIP|shared memory",
+        sample="Out of memory!",
+        near_miss="see the section on what to do when out of memory",
+        framework="perl, postgres, matlab and others",
+        sentence="The program ran out of memory.",
+        confidence=0.65,
     ),
     Rule(
         id="child-killed-sigkill",
@@ -240,10 +294,18 @@ RULES: tuple[Rule, ...] = (
         r"|signal 9 \(SIGKILL\)|was sent SIGKILL|return code (?:= )?-9\b|returned non-zero exit status "
         r"-9\b|status code:? -9\b|[Kk]illed by signal 9\b|terminated by signal SIGKILL|terminated with "
         r"signal (?:9|SIGKILL)|Killed signal terminated program|ld terminated with signal 9|exited with "
-        r"(?:code|status) -9\b|exit(?:ed)?[ _]?code:? -9\b|signal: 9, SIGKILL",
+        r"(?:code|status) -9\b|exit(?:ed)?[ _]?code:? -9\b|signal: 9, SIGKILL|exited on signal 9\b",
         gates=(
-            "SIGKILL", "exitcode", "ode -9", "ode = -9", "status -9", "ode: -9", "by signal 9",
-            "with signal 9", "Killed signal",
+            "SIGKILL",
+            "exitcode",
+            "ode -9",
+            "ode = -9",
+            "status -9",
+            "ode: -9",
+            "by signal 9",
+            "on signal 9",
+            "with signal 9",
+            "Killed signal",
         ),
         sample="ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 "
         "(pid: 2410412) of binary: /usr/bin/python",
@@ -260,10 +322,25 @@ RULES: tuple[Rule, ...] = (
         pattern=r"exitcode {0,4}: -(?:4|6|7|8|11)\b|\(exitcode: -(?:4|6|7|8|11)\)|Signal (?:4|6|7|8|11) \(SIG\w{3,5}\) received by|died with <Signals\.SIG(?:SEGV|ABRT|"
         r"BUS|ILL|FPE)|signal 11 \(SIGSEGV\)|signal 6 \(SIGABRT\)|exit codes of the workers are \{[^}]"
         r"{0,200}SIG(?:SEGV|ABRT|BUS)|return code (?:= )?-(?:6|7|11)\b|status code:? -(?:6|7|11)\b"
-        r"|terminated: signal: (?:aborted|segmentation fault)",
+        r"|terminated: signal: (?:aborted|segmentation fault)|exited on signal (?:4|6|7|8|11)\b",
         gates=(
-            "exitcode", "(SIG", "Signals.SIG", "exit codes of the workers", "ode -", "ode = -",
-            "ode: -", "terminated: signal: ",
+            "exitcode",
+            "received by",
+            "Signals.SIG",
+            "exit codes of the workers",
+            "ode -6",
+            "ode -7",
+            "ode -11",
+            "ode = -6",
+            "ode = -7",
+            "ode = -11",
+            "ode: -6",
+            "ode: -7",
+            "ode: -11",
+            "signal 11 (",
+            "signal 6 (",
+            "exited on signal",
+            "terminated: signal: ",
         ),
         sample="  traceback : Signal 11 (SIGSEGV) received by PID 4103",
         near_miss="  traceback : Signal 15 (SIGTERM) received by PID 4103",
@@ -279,9 +356,16 @@ RULES: tuple[Rule, ...] = (
         r"|WorkerLostError|ProcessExpired|KilledWorker|WorkerCrashedError|The actor died because its "
         r"worker process has died|worker process has died|ActorDiedError|ExecutorLostFailure",
         gates=(
-            "BrokenProcessPool", "TerminatedWorkerError", "was unexpectedly terminated", "KilledWorker",
-            "WorkerLostError", "ProcessExpired", "WorkerCrashedError", "worker process has died",
-            "ActorDiedError", "ExecutorLostFailure",
+            "BrokenProcessPool",
+            "TerminatedWorkerError",
+            "was unexpectedly terminated",
+            "KilledWorker",
+            "WorkerLostError",
+            "ProcessExpired",
+            "WorkerCrashedError",
+            "worker process has died",
+            "ActorDiedError",
+            "ExecutorLostFailure",
         ),
         sample="concurrent.futures.process.BrokenProcessPool: A process in the process pool was "
         "terminated abruptly while the future was running or pending.",

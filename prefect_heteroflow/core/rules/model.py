@@ -42,7 +42,8 @@ class Rule:
     failure: FailureClass | None
     """`None` for the roles `RECOVERED` and `BENIGN`."""
     pattern: str
-    gates: tuple[str, ...]
+    gates: tuple[str, ...] = ()
+    """Empty for `RECOVERED` and `BENIGN`, which are looked for only around other matches."""
     sample: str
     """A text (one or more lines) in which the rule fires."""
     near_miss: str

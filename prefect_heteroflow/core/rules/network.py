@@ -5,15 +5,35 @@ from __future__ import annotations
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.rules.model import Role, Rule
 
+_PLACEHOLDER_GATES = tuple(
+    before + name
+    for before in (
+        "host ",
+        "host='",
+        "host=",
+        "host: ",
+        "resolve '",
+        "ENOTFOUND ",
+        "://",
+        "lookup ",
+    )
+    for name in ("none", "None", "null", "undefined")
+)
+_STATUS_GATES = tuple(
+    before + code
+    for before in ("status=", "status: ", "status ", "code=", "code: ", "code ", "response ", "HTTP ",
+                   "HTTP Error ", "HTTPError: ")
+    for code in ("500", "502", "503", "504")
+)  # fmt: skip
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="address-is-a-placeholder",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"(?:host|connect to)[ =('\"]{1,4}(?:none|None|null|undefined)\b|host='(?:none|null|undefined"
-        r"|)'|(?:getaddrinfo|resolve host|resolve) .{0,20}['\" (](?:none|null|undefined)\b"
-        r"|https?://(?:none|null|undefined)[:/]",
-        gates=("none", "None", "null", "undefined", "host=''"),
-        context=r"[Cc]onnect|[Rr]esolve|getaddrinfo|ENOTFOUND|https?:",
+        pattern=r"(?:to host |host='|host=|resolve host:? |resolve '|ENOTFOUND |https?://|lookup )"
+        r"(?:none|None|null|undefined)\b(?![.-])|host=''",
+        gates=("host=''", *_PLACEHOLDER_GATES),
+        context=r"[Cc]onnect|[Rr]esolve|getaddrinfo|ENOTFOUND|Error|error",
         sample="aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host none:443 ssl:default "
         "[getaddrinfo failed]",
         near_miss="aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host python.org:80 "
@@ -25,10 +45,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="own-host-refused",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(?:'|\"|:\d|, ?port| port).{0,240}"
+        pattern=r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(?:'|\"|:\d|, ?port| port).{0,240}"
         r"(?:[Cc]onnection refused|Max retries exceeded|Connect call failed|refused|ECONNREFUSED)"
         r"|(?:[Cc]onnection refused|ECONNREFUSED|Connect call failed).{0,60}(?:localhost|127\.0\.0\.1|::1)",
-        gates=("localhost", "127.0.0.1", "0.0.0.0", "::1"),
+        gates=("efused", "ECONNREFUSED", "Max retries exceeded", "onnect call failed"),
         sample="requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=18085): Max "
         "retries exceeded with url: / (Caused by NewConnectionError('Connection refused'))",
         near_miss="INFO serving on http://127.0.0.1:8080",
@@ -40,18 +60,38 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="service-throttled",
         failure=FailureClass.TRANSIENT_ERROR,
-        pattern=r"\((?:SlowDown|Throttling|ThrottlingException|ThrottledException|RequestLimitExceeded|"
+        pattern=r"error occurred \((?:SlowDown|Throttling|ThrottlingException|ThrottledException|RequestLimitExceeded|"
         r"TooManyRequestsException|ProvisionedThroughputExceededException|RequestThrottled|"
         r"BandwidthLimitExceeded|ServiceUnavailable|InternalError|InternalServerError|503|429)\)"
         r"|SlowDown\b|rateLimitExceeded|userRateLimitExceeded|RateLimitError|\b429 (?:Client Error|Too Many)"
         r"|Too Many Requests|HTTP (?:Error )?429|[Rr]ate limit(?:ed| exceeded| reached)|Please reduce your "
-        r"request rate|ServerBusy|TooManyRequests|status(?:[_ ]code)?[=:] ?429|RESOURCE_EXHAUSTED: [Qq]uota"
+        r"request rate|ServerBusy|TooManyRequests|(?:status|code)[=:] ?429|RESOURCE_EXHAUSTED: [Qq]uota"
         r"|ThrottlingException|ERROR_TOO_MANY_REQUESTS",
         gates=(
-            "(SlowDown", "SlowDown", "Throttl", "(RequestLimitExceeded", "TooManyRequests", "Throughput",
-            "RequestThrottled", "(BandwidthLimit", "(ServiceUnavailable", "(InternalError", "(503)",
-            "(InternalServerError", "(429)", "ateLimit", "429", "Too Many Requests", "ate limit",
-            "reduce your request rate", "ServerBusy", "RESOURCE_EXHAUSTED: ", "TOO_MANY_REQUESTS",
+            "rror occurred (",
+            "SlowDown",
+            "TooManyRequests",
+            "ateLimitExceeded",
+            "RateLimitError",
+            "429 Client",
+            "429 Too",
+            "HTTP 429",
+            "HTTP Error 429",
+            "Too Many Requests",
+            "status=429",
+            "status: 429",
+            "status:429",
+            "code=429",
+            "code: 429",
+            "code:429",
+            "ate limited",
+            "ate limit exceeded",
+            "ate limit reached",
+            "reduce your request rate",
+            "ServerBusy",
+            "RESOURCE_EXHAUSTED: ",
+            "ThrottlingException",
+            "TOO_MANY_REQUESTS",
         ),
         sample="botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the "
         "CompleteMultipartUpload operation (reached max retries: 4): Please reduce your request rate.",
@@ -66,15 +106,24 @@ RULES: tuple[Rule, ...] = (
         failure=FailureClass.TRANSIENT_ERROR,
         pattern=r"\b50[0234] Server Error|\b50[0234] (?:Internal Server Error|Bad Gateway|Service "
         r"(?:Temporarily )?Unavailable|Gateway Time-?out)|HTTP (?:Error |status )?50[0234]\b"
-        r"|(?:status|status_code|code|response)[ =:]{1,3}50[0234]\b|HTTPError: 50\d\b|HTTPStatusError: Server"
+        r"|(?:status|code)(?:=|: ?| )50[0234]\b|response 50[0234]\b|HTTPError: 50[0234]\b|HTTPStatusError: Server"
         r" error '50\d|StatusCode\.UNAVAILABLE|InternalServerError: |ServiceUnavailable(?:Error)?\b"
         r"|ServiceUnavailableError|The service is currently unavailable|too many 50\d error responses"
         r"|Backend Error|backendError",
         gates=(
-            " Server Error", "Internal Server Error", "Bad Gateway", "Unavailable", "Gateway Time",
-            "HTTP 50", "HTTP Error 50", "HTTP status 50", "status", "code", "response", "HTTPError: 50",
-            "Server error '50", "UNAVAILABLE", "InternalServerError", "currently unavailable",
-            "too many 50", "ackend Error", "backendError",
+            " Server Error",
+            "Internal Server Error",
+            "Bad Gateway",
+            "Unavailable",
+            "Gateway Time",
+            *_STATUS_GATES,
+            "Server error '50",
+            "UNAVAILABLE",
+            "InternalServerError",
+            "currently unavailable",
+            "too many 50",
+            "ackend Error",
+            "backendError",
         ),
         unless=r"exit status|exit code|exitcode|returned? code",
         sample="requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: "
@@ -106,10 +155,22 @@ RULES: tuple[Rule, ...] = (
         r"|\[Errno -[25]\]|No address associated with hostname|UnknownHostException|no such host"
         r"|server misbehaving|lookup .{1,120}: i/o timeout|Failed to resolve|gaierror",
         gates=(
-            "name resolution", "EAI_AGAIN", "[Errno -", "getaddrinfo failed", "service not known",
-            "NameResolutionError", "nodename nor servname", "ould not resolve host", "ENOTFOUND",
-            "associated with hostname", "UnknownHostException", "no such host", "server misbehaving",
-            "i/o timeout", "ailed to resolve", "gaierror",
+            "name resolution",
+            "EAI_AGAIN",
+            "[Errno -",
+            "getaddrinfo failed",
+            "service not known",
+            "NameResolutionError",
+            "nodename nor servname",
+            "ould not resolve host",
+            "ENOTFOUND",
+            "associated with hostname",
+            "UnknownHostException",
+            "no such host",
+            "server misbehaving",
+            "i/o timeout",
+            "ailed to resolve",
+            "gaierror",
         ),
         sample="socket.gaierror: [Errno -3] Temporary failure in name resolution",
         near_miss="resolved host python.org to 151.101.0.223",
@@ -123,8 +184,12 @@ RULES: tuple[Rule, ...] = (
         pattern=r"CERTIFICATE_VERIFY_FAILED|certificate (?:has expired|is not trusted|signed by unknown)"
         r"|x509: |self[- ]signed certificate|WRONG_VERSION_NUMBER|hostname mismatch, certificate",
         gates=(
-            "CERTIFICATE_VERIFY_FAILED", "certificate ", "x509: ", "signed certificate",
-            "WRONG_VERSION_NUMBER", "hostname mismatch",
+            "CERTIFICATE_VERIFY_FAILED",
+            "certificate ",
+            "x509: ",
+            "signed certificate",
+            "WRONG_VERSION_NUMBER",
+            "hostname mismatch",
         ),
         sample="ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
         "unable to get local issuer certificate",
@@ -145,21 +210,50 @@ RULES: tuple[Rule, ...] = (
         r"\[Errno 110\]|\[Errno 1(?:10|01|13)\]|ConnectTimeoutError|ReadTimeoutError|EndpointConnectionError"
         r"|Could not connect to the endpoint URL|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded|Operation timed "
         r"out|timed out after \d{1,9}|SocketTimeoutException|ConnectionTimeoutError|RequestTimeout\b"
-        r"|(?:asyncio\.|concurrent\.futures\.|^)TimeoutError\b|Could not connect to server|curl: \((?:6|7|28|"
+        r"|\bTimeoutError\b|Could not connect to server|curl: \((?:6|7|28|"
         r"35|52|55|56)\)|LocalEntryNotFoundError|couldn't connect to '?https?:|We couldn't connect to"
         r"|An error happened while trying to locate the file on the Hub|offline mode is enabled"
         r"|context deadline exceeded",
         gates=(
-            "Timeout", "imed out", "TIMEDOUT", "handshake timeout", "waiting for connection",
-            "i/o timeout", "timeout", "Max retries exceeded", "onnect call failed",
-            "etwork is unreachable", "o route to host", "ENETUNREACH", "EHOSTUNREACH",
-            "establish a new connection", "[Errno 1", "EndpointConnectionError", "the endpoint URL",
-            "DEADLINE_EXCEEDED", "eadline ", "Could not connect to", "curl: (",
-            "LocalEntryNotFoundError", "ouldn't connect to", "locate the file on the Hub",
-            "offline mode is", "context deadline exceeded",
+            "ReadTimeout",
+            "ConnectTimeout",
+            "WriteTimeout",
+            "PoolTimeout",
+            "timed out",
+            "TIMEDOUT",
+            "socket.timeout",
+            "handshake timeout",
+            "Client.Timeout",
+            "TimeoutError",
+            "RequestTimeout",
+            "SocketTimeoutException",
+            "net/http: ",
+            "waiting for connection",
+            "i/o timeout",
+            "Max retries exceeded",
+            "onnect call failed",
+            "etwork is unreachable",
+            "o route to host",
+            "ENETUNREACH",
+            "EHOSTUNREACH",
+            "establish a new connection",
+            "[Errno 110]",
+            "[Errno 101]",
+            "[Errno 113]",
+            "EndpointConnectionError",
+            "the endpoint URL",
+            "DEADLINE_EXCEEDED",
+            "eadline exceeded",
+            "eadline Exceeded",
+            "Could not connect to",
+            "curl: (",
+            "LocalEntryNotFoundError",
+            "ouldn't connect to",
+            "locate the file on the Hub",
+            "offline mode is",
+            "context deadline exceeded",
         ),
-        unless=r"\[Errno 1[1-9]?\](?! ?[A-Z]?.{0,20}(?:timed out|unreachable|No route))(?<!\[Errno 11)"
-        r"|NCCL|gloo|Gloo|Watchdog|store",
+        unless=r"NCCL|gloo|Gloo|Watchdog|store|Store|DistNetworkError|client socket has|endezvous",
         sample="httpx.ReadTimeout: The read operation timed out",
         near_miss="INFO set the read timeout to 30 s",
         framework="http clients, cloud sdks",
@@ -178,16 +272,43 @@ RULES: tuple[Rule, ...] = (
         r"|UNEXPECTED_EOF_WHILE_READING|early EOF|RPC failed; |The remote end hung up"
         r"|Server disconnected|ConnectionClosedError|Connection closed unexpectedly|: EOF$",
         gates=(
-            "onnectionResetError", "onnection reset", "ECONNRESET", "RemoteDisconnected", "Remote end",
-            "onnection aborted", "IncompleteRead", "ChunkedEncodingError", "DisconnectedError",
-            "RemoteProtocolError", "ConnectionError: ", "ConnectError", "ClientConnectorError",
-            "ClientOSError", "BrokenPipeError", "SSLEOFError", "EOF ", "SSL_ERROR_SYSCALL",
-            "ContentTooShort", "onnection refused", "ECONNREFUSED", "socket hang up", "nexpected EOF",
-            "ClientPayloadError", "ProtocolError: ", "server closed the", "onnection lost",
-            "UNEXPECTED_EOF", "early EOF", "RPC failed; ", "remote end hung up", "erver disconnected",
-            "ConnectionClosedError", "onnection closed", ": EOF",
+            "onnectionResetError",
+            "onnection reset",
+            "ECONNRESET",
+            "RemoteDisconnected",
+            "Remote end",
+            "onnection aborted",
+            "IncompleteRead",
+            "ChunkedEncodingError",
+            "DisconnectedError",
+            "RemoteProtocolError",
+            "ConnectionError: ",
+            "ConnectError",
+            "ClientConnectorError",
+            "ClientOSError",
+            "BrokenPipeError",
+            "SSLEOFError",
+            "EOF occurred",
+            "SSL_ERROR_SYSCALL",
+            "ContentTooShort",
+            "onnection refused",
+            "ECONNREFUSED",
+            "socket hang up",
+            "nexpected EOF",
+            "ClientPayloadError",
+            "ProtocolError: ",
+            "server closed the",
+            "onnection lost",
+            "UNEXPECTED_EOF",
+            "early EOF",
+            "RPC failed; ",
+            "remote end hung up",
+            "erver disconnected",
+            "ConnectionClosedError",
+            "onnection closed",
+            ": EOF",
         ),
-        unless=r"NCCL|gloo|Gloo|TCPStore|remote peer|Failed to send MESSAGE_TASK_EXIT",
+        unless=r"NCCL|gloo|Gloo|Store|DistNetworkError|client socket has|remote peer|MESSAGE_TASK_EXIT",
         sample="ConnectionResetError: [Errno 104] Connection reset by peer",
         near_miss="INFO connection pool opened",
         framework="http clients, sockets",
@@ -200,7 +321,12 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Retrying \(Retry\(total=|[Rr]etrying in \d|[Ww]ill retry|, retrying\b|[Rr]etry(?:ing)? "
         r"(?:attempt )?\d{1,4}(?:/| of )\d|Retrying \(|trying again in|[Bb]acking off|Trying to resume download",
         gates=(
-            "etrying", "ill retry", "etry", "rying again", "acking off", "rying to resume",
+            "etrying",
+            "ill retry",
+            "etry",
+            "rying again",
+            "acking off",
+            "rying to resume",
         ),
         sample="WARNING Retrying (Retry(total=3, connect=None)) after connection broken by "
         "'ConnectTimeoutError'",

@@ -69,7 +69,12 @@ RULES: tuple[Rule, ...] = (
         r"with size larger than|larger than (?:the )?max(?:imum)? (?:buffer|allocation) size"
         r"|exceeds maxBufferSize|exceeds the (?:device )?max(?:imum)?[_ ]?"
         r"(?:single )?(?:buffer|alloc(?:ation)?) size",
-        gates=("block with size larger than", "larger than ", "exceeds maxBufferSize", "exceeds the "),
+        gates=(
+            "block with size larger than",
+            "larger than ",
+            "exceeds maxBufferSize",
+            "exceeds the ",
+        ),
         sample="RuntimeError: Current platform can NOT allocate memory block with size larger than "
         "4GB! Tried to allocate 6.85 GiB (GPU  0; 15.56 GiB total capacity; 0 bytes already "
         "allocated; 0 bytes reserved in total by PyTorch)",
@@ -91,9 +96,17 @@ RULES: tuple[Rule, ...] = (
         r"|CUDA failed with error out of memory|(?:CUDA|HIP|GPU|XPU|NPU|VRAM) (?:is )?out of memory"
         r"|[Oo]ut of (?:GPU|CUDA|device|graphics|video|VRAM) ?memory|Error out of memory at line",
         gates=(
-            "out of memory", "cudaErrorMemoryAllocation", "hipErrorOutOfMemory", "ut of GPU",
-            "hipErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "ut of CUDA", "ut of device",
-            "ut of graphics", "ut of video", "ut of VRAM",
+            "out of memory",
+            "cudaErrorMemoryAllocation",
+            "hipErrorOutOfMemory",
+            "ut of GPU",
+            "hipErrorMemoryAllocation",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "ut of CUDA",
+            "ut of device",
+            "ut of graphics",
+            "ut of video",
+            "ut of VRAM",
         ),
         sample="RuntimeError: CUDA error: out of memory",
         near_miss="RuntimeError: CUDA error: device-side assert triggered",
@@ -104,7 +117,7 @@ RULES: tuple[Rule, ...] = (
         numbers=(
             rf"allocating (?P<requested>{SIZE}) on device (?P<gpu>\d{{1,3}})",
             rf"[Oo]ut of GPU memory trying to allocate (?P<requested>{SIZE})",
-            rf"failed to allocate [\d.]{{1,12}}[KMGT]?i?B? \((?P<requested>\d{{1,20}} bytes)\)",
+            r"failed to allocate [\d.]{1,12}[KMGT]?i?B? \((?P<requested>\d{1,20} bytes)\)",
             rf"(?:allocate|[Cc]annot allocate) (?P<requested>{SIZE})",
         ),
     ),
@@ -115,8 +128,11 @@ RULES: tuple[Rule, ...] = (
         r"(?:ALLOC_FAILED|ALLOCATION_FAILED|INSUFFICIENT_RESOURCES)\b|rocblas_status_memory_error"
         r"|miopenStatusAllocFailed",
         gates=(
-            "_ALLOC_FAILED", "_ALLOCATION_FAILED", "_INSUFFICIENT_RESOURCES",
-            "rocblas_status_memory_error", "miopenStatusAllocFailed",
+            "_ALLOC_FAILED",
+            "_ALLOCATION_FAILED",
+            "_INSUFFICIENT_RESOURCES",
+            "rocblas_status_memory_error",
+            "miopenStatusAllocFailed",
         ),
         sample="RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling "
         "`cublasCreate(handle)`",
@@ -132,8 +148,11 @@ RULES: tuple[Rule, ...] = (
         r"handle: CUDNN_STATUS_INTERNAL_ERROR|because cuDNN failed to initialize"
         r"|failed to create cublas handle|[Ff]ailed to initialize cu(?:DNN|BLAS|SOLVER)",
         gates=(
-            "_STATUS_NOT_INITIALIZED", "Could not create cudnn handle", "because cuDNN failed to",
-            "failed to create cublas handle", "ailed to initialize cu",
+            "_STATUS_NOT_INITIALIZED",
+            "Could not create cudnn handle",
+            "because cuDNN failed to",
+            "failed to create cublas handle",
+            "ailed to initialize cu",
         ),
         sample="RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
         near_miss="RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
@@ -165,8 +184,12 @@ RULES: tuple[Rule, ...] = (
         r"object) </?torch_[^>]{1,80}>[^\n]{0,80}(?:No space left|Cannot allocate)"
         r"|unable to (?:allocate|mmap|open) [^\n]{0,80}</torch_[^\n]{1,80}Cannot allocate memory",
         gates=(
-            "killed by signal: Bus error", "insufficient shared memory", "out of shared memory",
-            "raise your shared memory limit", "/torch_", "<torch_",
+            "killed by signal: Bus error",
+            "insufficient shared memory",
+            "out of shared memory",
+            "raise your shared memory limit",
+            "/torch_",
+            "<torch_",
         ),
         sample="RuntimeError: DataLoader worker (pid 572) is killed by signal: Bus error. It is "
         "possible that dataloader's workers are out of shared memory. Please try to raise your "

@@ -16,8 +16,15 @@ RULES: tuple[Rule, ...] = (
         r"|systemd-oomd\[\d{1,10}\]: Killed |due to memory (?:used|pressure)(?: for| \(|\b)"
         r"|earlyoom.{0,60}sending SIG(?:TERM|KILL)|oom_kill [1-9]",
         gates=(
-            "ut of memory: Kill", "oom-kill", "oom_reaper: reaped", "Memory cgroup out of",
-            "Killed process", "the OOM killer", "due to memory", "systemd-oomd", "earlyoom",
+            "ut of memory: Kill",
+            "oom-kill",
+            "oom_reaper: reaped",
+            "Memory cgroup out of",
+            "Killed process",
+            "the OOM killer",
+            "due to memory",
+            "systemd-oomd",
+            "earlyoom",
             "oom_kill ",
         ),
         sample="kernel: Memory cgroup out of memory: Killed process 4217 (python) total-vm:9437184kB, "
@@ -35,14 +42,27 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Detected \d{1,6} oom[_-]kill event|have been OOM Killed|oom[_-]kill event\(?s?\)? in "
         r"|[Ee]xceeded (?:job|step) memory limit|exceeded memory limit \(\d|TERM_MEMLIMIT|PBS: job "
         r"killed: (?:v?mem|pmem)|beyond (?:the )?'?(?:physical|virtual|PHYSICAL|VIRTUAL)'? memory limit"
-        r"|exceeding (?:physical |virtual )?memory limits|Container killed by YARN|STATE=OUT_OF_MEMORY"
+        r"|exceeding (?:physical |virtual )?memory limits|Container killed by YARN|STATE=OUT_OF_MEMORY|exception type=oom"
         r"|memory usage exceeded (?:request|the limit)|OOMKilled\b(?!\"?: ?false|=false|:false)"
         r"|low on resource: memory|Job exceeded its memory|job killed after reaching LSF memory",
         gates=(
-            "oom_kill event", "oom-kill event", "OOM Killed", "xceeded job memory", "exceeded memory",
-            "xceeded step memory", "TERM_MEMLIMIT", "PBS: job killed", " memory limit",
-            "killed by YARN", "STATE=OUT_OF_MEMORY", "memory usage exceeded", "OOMKilled",
-            "low on resource: memory", "exceeded its memory", "LSF memory",
+            "oom_kill event",
+            "oom-kill event",
+            "OOM Killed",
+            "xceeded job memory",
+            "exceeded memory",
+            "xceeded step memory",
+            "TERM_MEMLIMIT",
+            "PBS: job killed",
+            " memory limit",
+            "killed by YARN",
+            "STATE=OUT_OF_MEMORY",
+            "type=oom",
+            "memory usage exceeded",
+            "OOMKilled",
+            "low on resource: memory",
+            "exceeded its memory",
+            "LSF memory",
         ),
         sample="slurmstepd: error: Detected 1 oom_kill event in StepId=1234.batch. Some of the step tasks "
         "have been OOM Killed.",
@@ -67,9 +87,18 @@ RULES: tuple[Rule, ...] = (
         r"|pod was preempted|TERM_PREEMPT|Job was preempted|Reason: {1,12}Preempt(?:ed|ing)\b"
         r"|to be terminated due to spot|[Pp]reempted by a higher",
         gates=(
-            "DUE TO PREEMPTION", "DUE TO JOB REQUEUE", "nterruption", "termination notice",
-            "termination warning", "instance-action", "reempted", "ByScheduler", "Preemption",
-            "TERM_PREEMPT", "Preempting", "due to spot",
+            "DUE TO PREEMPTION",
+            "DUE TO JOB REQUEUE",
+            "nterruption",
+            "termination notice",
+            "termination warning",
+            "instance-action",
+            "reempted",
+            "ByScheduler",
+            "Preemption",
+            "TERM_PREEMPT",
+            "Preempting",
+            "due to spot",
         ),
         sample="slurmstepd: error: *** JOB 37361369 ON node01 CANCELLED AT 2021-03-15T18:00:46 DUE TO "
         "PREEMPTION ***",
@@ -88,8 +117,14 @@ RULES: tuple[Rule, ...] = (
         r"|exceeded (?:the )?(?:wall(?:[- ]?clock)?[- ]?time|walltime) limit|[Cc]pu time limit exceeded"
         r"|CPU time limit exceeded|Reason: {1,12}DeadlineExceeded",
         gates=(
-            "DUE TO TIME LIMIT", "TERM_RUNLIMIT", "walltime", "DeadlineExceeded", "specified deadline",
-            "time limit", "wall",
+            "DUE TO TIME LIMIT",
+            "TERM_RUNLIMIT",
+            "walltime",
+            "DeadlineExceeded",
+            "specified deadline",
+            "time limit",
+            "exceeded wall",
+            "exceeded the wall",
         ),
         sample="slurmstepd: error: *** JOB 494583 ON node01 CANCELLED AT 2024-04-20T09:09:37 DUE TO TIME "
         "LIMIT ***",
@@ -102,18 +137,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="scheduler-node-lost",
         failure=FailureClass.NODE_LOST,
-        pattern=r"DUE TO NODE FAIL|imminent node shutdown|NODE_FAIL|node (?:is )?(?:not ready|lost|"
-        r"unreachable)|NodeLost\b|NodeNotReady|Node .{1,80} (?:is|was) (?:marked )?(?:dead|unresponsive|"
-        r"down)\b|The node .{0,80}(?:has died|is dead|was terminated)|ray\.exceptions\.NodeDiedError"
+        pattern=r"DUE TO NODE FAIL|imminent node shutdown|NODE_FAIL|NodeLost\b|NodeNotReady|The node .{0,80}(?:has died|is dead|was terminated)|ray\.exceptions\.NodeDiedError"
         r"|node .{0,80}has been marked dead|[Nn]ode failure|Node failed|deleted by (?:the )?node "
         r"controller|TaintManagerEviction|OwnerDiedError|Connection to .{1,80} closed by remote host"
-        r"|agent .{0,60}lost contact",
+        r"|agent .{0,60}lost contact|(?:[Rr]aylet|GCS).{0,120}(?:End of file|[Dd]isconnected|unreachable|not reachable)",
         gates=(
-            "DUE TO NODE FAIL", "node shutdown", "NODE_FAIL", "node is ", "node not ready", "node lost",
-            "node unreachable", "NodeLost", "NodeNotReady", " dead", "unresponsive", " down",
-            "has died", "was terminated", "NodeDiedError", "ode failure", "Node failed",
-            "node controller", "TaintManagerEviction", "OwnerDiedError", "closed by remote host",
+            "DUE TO NODE FAIL",
+            "node shutdown",
+            "NODE_FAIL",
+            "NodeLost",
+            "NodeNotReady",
+            "The node ",
+            "been marked dead",
+            "NodeDiedError",
+            "ode failure",
+            "Node failed",
+            "node controller",
+            "TaintManagerEviction",
+            "OwnerDiedError",
+            "closed by remote host",
             "lost contact",
+            "aylet",
+            "GCS",
         ),
         sample="Message:      Pod was terminated in response to imminent node shutdown.",
         near_miss="INFO shutting down data loader on this node",
@@ -128,7 +173,10 @@ RULES: tuple[Rule, ...] = (
         pattern=r"low on resource: (?:ephemeral-storage|inodes|nodefs|imagefs)|DiskPressure\b|ephemeral "
         r"local storage usage exceeds|exceeds (?:the )?(?:total )?limit of (?:containers )?ephemeral",
         gates=(
-            "low on resource: ", "DiskPressure", "ephemeral local storage", "ephemeral",
+            "low on resource: ",
+            "DiskPressure",
+            "ephemeral local storage",
+            "ephemeral",
         ),
         sample="Message: The node was low on resource: ephemeral-storage. Container app was using 34260Ki",
         near_miss="Message: The node was low on resource: memory. Container app was using 34260Ki",
@@ -141,7 +189,7 @@ RULES: tuple[Rule, ...] = (
         id="kubernetes-evicted",
         failure=FailureClass.NODE_LOST,
         pattern=r"Reason: {0,12}Evicted|\bThe pod was evicted|Pod evicted",
-        gates=("Evicted", "evicted"),
+        gates=("Evicted", "pod was evicted", "Pod evicted"),
         sample="Reason:         Evicted",
         near_miss="cache entry evicted after 300 s",
         framework="kubernetes",
@@ -156,8 +204,13 @@ RULES: tuple[Rule, ...] = (
         r"|couldn't find key .{1,100} in (?:Secret|ConfigMap)|InvalidImageName|Error: failed to prepare "
         r"subPath|MountVolume\.SetUp failed .{0,200}not found",
         gates=(
-            "CreateContainerConfigError", "Error: secret", "Error: configmap", "find key",
-            "InvalidImageName", "prepare subPath", "MountVolume.SetUp failed",
+            "CreateContainerConfigError",
+            "Error: secret",
+            "Error: configmap",
+            "couldn't find key",
+            "InvalidImageName",
+            "prepare subPath",
+            "MountVolume.SetUp failed",
         ),
         sample='Warning  Failed  2s  kubelet  Error: secrets "app-secrets-1" not found',
         near_miss="INFO secrets loaded, key found",
@@ -172,7 +225,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"ImagePullBackOff|ErrImagePull\b|Back-off pulling image|ErrImageNeverPull"
         r"|CannotPullContainerError",
         gates=("ImagePullBackOff", "ErrImage", "Back-off pulling", "CannotPullContainer"),
-        sample='Warning  Failed  kubelet  Error: ImagePullBackOff',
+        sample="Warning  Failed  kubelet  Error: ImagePullBackOff",
         near_miss="Normal  Pulled  kubelet  Successfully pulled image",
         framework="kubernetes, ecs",
         sentence="The image cannot be pulled.",
@@ -186,8 +239,13 @@ RULES: tuple[Rule, ...] = (
         pattern=r"RunContainerError|CreateContainerError|FailedCreatePodSandBox|failed to create pod "
         r"sandbox|ContainerCannotRun|CreatePodSandboxError|PLEG is not healthy",
         gates=(
-            "RunContainerError", "CreateContainerError", "FailedCreatePodSandBox", "pod sandbox",
-            "ContainerCannotRun", "CreatePodSandboxError", "PLEG is not",
+            "RunContainerError",
+            "CreateContainerError",
+            "FailedCreatePodSandBox",
+            "pod sandbox",
+            "ContainerCannotRun",
+            "CreatePodSandboxError",
+            "PLEG is not",
         ),
         sample='Error syncing pod, skipping: failed to "StartContainer" for "app" with RunContainerError',
         near_miss="Normal  Started  kubelet  Started container app",
@@ -200,10 +258,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="scheduler-cancelled",
         failure=FailureClass.TASK_CANCELLED,
-        pattern=r"CANCELLED AT \d{4}-\d\d-\d\dT[\d:]{4,12} \*\*\*|TERM_OWNER|qdel|scancel"
+        pattern=r"CANCELLED AT \d{4}-\d\d-\d\dT[\d:]{4,12} \*\*\*|TERM_OWNER"
         r"|CANCELLED by \d|Flow run was cancelled|was cancelled by (?:the )?user|TaskCancelledError",
         gates=(
-            "CANCELLED AT", "TERM_OWNER", "qdel", "scancel", "CANCELLED by", "was cancelled",
+            "CANCELLED AT",
+            "TERM_OWNER",
+            "CANCELLED by",
+            "was cancelled",
             "TaskCancelledError",
         ),
         sample="slurmstepd: error: *** JOB 1234 ON node01 CANCELLED AT 2024-04-20T09:09:37 ***",

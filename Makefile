@@ -1,0 +1,40 @@
+# `make test` is all that a change has to pass. It needs Python; with Docker's engine and root
+# (see .ci/run for the packages) it also runs the container tests, else it skips them and says so.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+# Where bytecode is not kept, each of the many Prefect processes compiles Prefect anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help venv lint types test images
+
+help:
+	@echo "make test    lint, types and all tests (PYTEST_ARGS='-k oom' narrows the tests)"
+	@echo "make lint    ruff and the import rules"
+	@echo "make types   mypy"
+	@echo "make images  build the container tests' images into their cache (root, two minutes)"
+
+venv: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: venv
+	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases --exclude /job_flows/ tests/support
+
+test: lint types
+	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+images: venv
+	$(BIN)/python -m tests.support.images

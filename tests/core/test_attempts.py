@@ -1,0 +1,238 @@
+"""Rows of the attempt history, and what is told from them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_heteroflow.core.attempts import (
+    COLUMNS,
+    ERROR_TITLES,
+    Attempt,
+    AttemptStatus,
+    error_title,
+    from_row,
+    infrastructure_retries_used,
+    retries_report,
+    retries_used,
+    to_markdown,
+    to_row,
+)
+from prefect_heteroflow.core.failures import FailureClass
+
+text = st.none() | st.text(max_size=20)
+size = st.none() | st.integers(0, 2**40)
+attempts = st.builds(
+    Attempt,
+    attempt=st.integers(1, 1000),
+    flow_run_id=st.text(min_size=1),
+    status=st.sampled_from(AttemptStatus),
+    **dict.fromkeys(("pool", "node", "failure", "rule", "reason", "decision", "log"), text),
+    **dict.fromkeys(("started", "ended"), text),
+    **dict.fromkeys(("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb"), size),
+    **dict.fromkeys(("peak_memory_mb", "exit_code"), size),
+    never_started=st.booleans(),
+)
+
+
+def row(number: int = 1, **values: Any) -> Attempt:
+    some: dict[str, Any] = {
+        "attempt": number,
+        "flow_run_id": "run",
+        "status": AttemptStatus.FAILED,
+        "pool": "gpu-8gb",
+        "node": "node-1",
+    }
+    return Attempt(**{**some, **values})
+
+
+OOM = row(
+    1,
+    failure="CpuOutOfMemory",
+    memory_mb=4096,
+    peak_memory_mb=4090,
+    reason="The kernel killed it.",
+    decision="memory 4096 -> 8192 MB",
+    started="2026-01-01T00:00:00Z",
+    ended="2026-01-01T00:01:00Z",
+)
+
+
+@given(attempts)
+def test_row_keeps_everything_through_json(attempt):
+    """What is written to the artifact is what is read from it."""
+    assert from_row(json.loads(json.dumps(to_row(attempt)))) == attempt
+
+
+def test_row_has_the_columns_of_the_design_first():
+    """The order in which a person sees them; every field is a column once."""
+    assert list(to_row(OOM)) == list(COLUMNS)
+    assert ", ".join(COLUMNS[:14]) == (
+        "attempt, pool, node, status, failure, reason, decision, memory_mb, gpu_memory_mb, "
+        "peak_memory_mb, exit_code, started, ended, log"
+    )
+    assert sorted(COLUMNS) == sorted(Attempt.__dataclass_fields__)
+
+
+def test_row_of_another_version_can_be_read():
+    """Columns that are unknown are left aside, missing ones are nothing."""
+    read = from_row({"attempt": 2.0, "flow_run_id": "r", "status": "running", "later": [1]})
+    assert read == Attempt(attempt=2, flow_run_id="r", status=AttemptStatus.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attempt": None}, "attempt None"),
+        ({"attempt": 0}, "attempt 0"),
+        ({"attempt": "1"}, "attempt '1'"),
+        ({"attempt": True}, "attempt True"),
+        ({"status": "lost"}, "status 'lost': allowed is one of scheduled, running"),
+        ({"status": None}, "status None"),
+        ({"status": []}, r"status \[\]"),
+        ({"flow_run_id": ""}, "flow_run_id ''"),
+        ({"flow_run_id": None}, "flow_run_id None"),
+        ({"memory_mb": 1.5}, "memory_mb 1.5"),
+        ({"memory_mb": float("nan")}, "memory_mb nan"),
+        ({"exit_code": "137"}, "exit_code '137'"),
+        ({"node": 7}, "node 7"),
+        ({"never_started": "no"}, "never_started 'no'"),
+    ],
+)
+def test_bad_row_is_refused_by_name(change, message):
+    """The text names the column and its value."""
+    with pytest.raises(ValueError, match=message):
+        from_row({**to_row(OOM), **change})
+
+
+def test_budgets_count_failed_attempts_apart():
+    """Lost, preempted and never started here, all else there; what did not fail, nowhere."""
+    history = [
+        row(1, failure="NodeLost"),
+        row(2, failure="Preempted"),
+        row(3, failure="ContainerRuntimeError", never_started=True),
+        row(4, failure="CpuOutOfMemory"),
+        row(5, failure="ProcessCrashed"),
+        row(6, failure=None),
+        row(7, status=AttemptStatus.SUSPENDED),
+        row(8, status=AttemptStatus.RUNNING),
+    ]
+    assert infrastructure_retries_used(history) == 3
+    assert retries_used(history) == 3
+    assert retries_used([]) == infrastructure_retries_used([]) == 0
+
+
+def test_every_class_has_a_title():
+    """And a class of a later version is its own title."""
+    assert set(ERROR_TITLES) == {failure.value for failure in FailureClass}
+    assert error_title("CpuOutOfMemory") == "OOM Killed"
+    assert error_title("GpuOutOfMemory") == "CUDA Out of Memory"
+    assert error_title("ImageNotFound") == "Image Not Found"
+    assert error_title("OfALaterVersion") == "OfALaterVersion"
+    assert error_title(None) is None
+
+
+def test_report_has_the_keys_of_the_design():
+    """`heteroflow retries RUN --json`, in the order of the attempts."""
+    report = retries_report("run", [row(2, status=AttemptStatus.RUNNING, started="later"), OOM])
+    assert report == {
+        "task_id": "run",
+        "retries": [
+            {
+                "attempt": 1,
+                "node_id": "node-1",
+                "error": "OOM Killed",
+                "memory_mb": 4096,
+                "status": "failed",
+                "timestamp": "2026-01-01T00:01:00Z",
+                "failure": "CpuOutOfMemory",
+                "reason": "The kernel killed it.",
+                "decision": "memory 4096 -> 8192 MB",
+            },
+            {
+                "attempt": 2,
+                "node_id": "node-1",
+                "error": None,
+                "memory_mb": None,
+                "status": "running",
+                "timestamp": "later",
+                "failure": None,
+                "reason": None,
+                "decision": None,
+            },
+        ],
+    }
+    assert json.loads(json.dumps(report)) == report
+
+
+@pytest.mark.parametrize(
+    ("rows", "headline"),
+    [
+        ([], "No attempt has started yet."),
+        ([OOM], "Attempt 1 failed on node-1 (pool gpu-8gb): OOM Killed."),
+        (
+            [OOM, row(2, failure="CpuOutOfMemory"), row(3, failure="NodeLost")],
+            "Attempt 3 failed on node-1 (pool gpu-8gb): Node Lost. Before: OOM Killed (2x).",
+        ),
+        (
+            [OOM, row(2, failure="CpuOutOfMemory")],
+            "Attempt 2 failed on node-1 (pool gpu-8gb): OOM Killed. Before: OOM Killed.",
+        ),
+        (
+            [OOM, row(2, status=AttemptStatus.COMPLETED, node="node-2", pool="gpu-24gb")],
+            "Attempt 2 completed on node-2 (pool gpu-24gb), after OOM Killed.",
+        ),
+        (
+            [row(1, status=AttemptStatus.RUNNING)],
+            "Attempt 1 is running on node-1 (pool gpu-8gb).",
+        ),
+        (
+            [OOM, row(2, status=AttemptStatus.SCHEDULED, node=None)],
+            "Attempt 2 waits for its turn in pool gpu-8gb, after OOM Killed.",
+        ),
+        (
+            [row(1, status=AttemptStatus.CANCELLED, pool=None)],
+            "Attempt 1 was cancelled on node-1.",
+        ),
+        ([row(1, pool=None, node=None)], "Attempt 1 failed."),
+    ],
+)
+def test_page_begins_with_one_sentence_of_how_it_stands(rows, headline):
+    """A person reads this line and may stop."""
+    assert to_markdown(rows).splitlines()[0] == f"**{headline}**"
+
+
+def test_page_is_short_and_leaves_out_columns_without_a_word():
+    """Facts, then one line per attempt."""
+    page = to_markdown([OOM], {"Deployment": "train/nightly_run"})
+    assert page == (
+        "**Attempt 1 failed on node-1 (pool gpu-8gb): OOM Killed.**\n"
+        "\n"
+        "- Deployment: train/nightly\\_run\n"
+        "\n"
+        "| # | where | memory | what happened | then |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| 1 | on node-1 (pool gpu-8gb) | 4096 MB, peak 4090 MB |"
+        " OOM Killed: The kernel killed it. | memory 4096 -> 8192 MB |\n"
+    )
+
+
+def test_page_shows_text_as_text():
+    """Output of a job can neither break the table nor draw links and tags."""
+    page = to_markdown([row(reason="a | b\n<script>[x](http://y)", failure="UnknownError")])
+    assert "a \\| b \\<script>\\[x\\](http://y)" in page
+    assert len(page.splitlines()) == 5
+
+
+@given(st.lists(attempts, max_size=4))
+def test_page_can_be_drawn_for_any_history(rows):
+    """Every row is one line with as many cells as the head."""
+    lines = to_markdown(rows).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    bars = {line.replace("\\\\", "").replace("\\|", "").count("|") for line in table}
+    assert len(table) == (len(rows) + 2 if rows else 0)
+    assert len(bars) <= 1

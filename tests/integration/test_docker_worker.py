@@ -1,0 +1,169 @@
+"""Runs in containers of a real engine: killed for memory, and finished all the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import wait_until
+from tests.support.docker_engine import DockerEngine
+from tests.support.prefect_server import PrefectServer
+from tests.support.workers import FLOWS, Api, Worker
+
+POOL = "docker-a"
+NODE = "docker-node-a"
+NO_DELAY = {"retry_delay": 0, "retry_jitter": 0}
+
+
+@pytest.fixture(scope="module")
+def api(server: PrefectServer) -> Iterator[Api]:
+    with contextlib.closing(Api(server)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def worker(
+    server: PrefectServer,
+    api: Api,
+    engine: DockerEngine,
+    base_image: str,
+    plain_image: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Worker]:
+    api.create_pool(POOL, "heteroflow")
+    root = tmp_path_factory.mktemp("docker-worker")
+    with Worker(
+        server, root, pool=POOL, node=NODE, worker_type="heteroflow", memory_mb=20000,
+        gpus="none", settings={"DOCKER_HOST": engine.host},
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    return tmp_path / "notes.txt"
+
+
+def deploy(api: Api, flow: str, image: str, *, volumes: tuple[str, ...] = (), **variables: object) -> str:
+    mounted = [f"{FLOWS}:{FLOWS}:ro", *volumes]
+    return api.deploy(
+        flow, POOL, name=f"docker-{flow}", job_variables={"image": image, "volumes": mounted, **variables}
+    )
+
+
+def plain(api: Api, image: str, command: str, **variables: object) -> str:
+    flow = api.deploy("host_oom", POOL, name="plain", job_variables={"image": image})
+    return api.submit(flow, job_variables={**NO_DELAY, "command": command, **variables})
+
+
+def allocate(need_mb: int) -> str:
+    return (
+        f"python3 -c \"b = bytearray({need_mb} * 2**20);"
+        " [b.__setitem__(i, 1) for i in range(0, len(b), 4096)]; print('enough')\""
+    )
+
+
+def test_flow_killed_for_memory_completes_in_attempt_2_with_twice_as_much(
+    api: Api, worker: Worker, base_image: str
+) -> None:
+    """2048 MB job that needs about 3 GB ends Completed at 4096 MB on the same node."""
+    run = api.submit(deploy(api, "host_oom", base_image), {"need_mb": 2900})
+    assert api.wait_end(run).name == "Completed"
+    rows = api.rows(run)
+    assert [(r["failure"], r["memory_mb"], r["node"]) for r in rows] == [
+        ("CpuOutOfMemory", 2048, NODE),
+        (None, 4096, NODE),
+    ]
+    assert not any(state.is_final for state in api.states(run)[:-1])
+    assert api.run(run)["job_variables"]["memory_mb"] == 4096
+
+
+def test_plain_job_that_always_needs_more_ends_at_the_cap(
+    api: Api, worker: Worker, plain_image: str
+) -> None:
+    """2048, 4096, 8192, 16384 MB, then PermanentFailure that names the cap."""
+    run = plain(api, plain_image, allocate(17500))
+    end = api.wait_end(run, timeout_seconds=400)
+    assert (end.type, end.name) == ("FAILED", "PermanentFailure")
+    assert "16384" in end.message
+    assert [r["memory_mb"] for r in api.rows(run)] == [2048, 4096, 8192, 16384]
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_plain_job_whose_child_is_killed_for_memory_is_an_oom_whatever_it_exits_with(
+    api: Api, worker: Worker, plain_image: str, exit_code: int
+) -> None:
+    command = f"sh -c '{allocate(400)}; exit {exit_code}'".replace("'enough'", "1")
+    run = plain(api, plain_image, command, memory_mb=256)
+    assert api.wait_end(run).name == ("Completed" if exit_code == 0 else "Failed")
+    first = api.rows(run)[0]
+    assert (first["failure"], first["exit_code"]) == ("CpuOutOfMemory", exit_code)
+
+
+def test_killed_from_outside_is_not_an_oom(
+    api: Api, worker: Worker, engine: DockerEngine, plain_image: str
+) -> None:
+    run = plain(api, plain_image, "sleep 600", max_retries=0, infrastructure_retries=0)
+    api.wait_state(run, "Running")
+    client = engine.client()
+    (container,) = client.containers.list(
+        filters={"label": f"io.prefect-heteroflow.flow-run-id={run}"}
+    )
+    container.kill()
+    end = api.wait_end(run)
+    assert end.type in ("FAILED", "CRASHED")
+    assert api.rows(run)[0]["failure"] != "CpuOutOfMemory"
+
+
+def test_plain_job_completes_with_its_output_in_the_log(
+    api: Api, worker: Worker, plain_image: str
+) -> None:
+    run = plain(api, plain_image, "echo hello from the job")
+    assert api.wait_end(run).name == "Completed"
+    wait_until(lambda: "hello from the job" in api.logs(run), what="output in the log")
+
+
+def test_image_that_does_not_exist_stops_at_once(api: Api, worker: Worker) -> None:
+    run = plain(api, "heteroflow-test/no-such-image:1", "true", image_pull_policy="Never")
+    end = api.wait_end(run)
+    assert (end.name, api.rows(run)[0]["failure"]) == ("PermanentFailure", "ImageNotFound")
+
+
+def test_image_reference_that_cannot_be_parsed_is_an_invalid_config(
+    api: Api, worker: Worker
+) -> None:
+    run = plain(api, "Not An Image", "true")
+    end = api.wait_end(run)
+    assert (end.name, api.rows(run)[0]["failure"]) == ("PermanentFailure", "InvalidConfig")
+    assert "Not An Image" in end.message
+
+
+def test_cancel_of_a_running_container_ends_it_and_runs_the_cancellation_hook(
+    api: Api, worker: Worker, engine: DockerEngine, base_image: str, notes: Path
+) -> None:
+    flow = deploy(api, "sleepy", base_image, volumes=(f"{notes.parent}:{notes.parent}",))
+    run = api.submit(flow, {"notes": str(notes)})
+    wait_until(notes.exists, what="start of the flow", timeout_seconds=60)
+    api.cancel(run)
+    assert api.wait_end(run).name == "Cancelled"
+    assert [state.name for state in api.states(run) if state.is_final] == ["Cancelled"]
+    text = notes.read_text()
+    assert "cleaned up" in text
+    assert "cancellation hook" in text
+    assert api.rows(run)[0]["status"] == "cancelled"
+
+
+def test_containers_are_removed_after_their_end(
+    api: Api, worker: Worker, engine: DockerEngine, plain_image: str
+) -> None:
+    run = plain(api, plain_image, "true")
+    api.wait_end(run)
+    wait_until(
+        lambda: not engine.client().containers.list(
+            all=True, filters={"label": f"io.prefect-heteroflow.flow-run-id={run}"}
+        ),
+        what="removal of the container",
+    )

@@ -1,0 +1,188 @@
+"""Flows that the tests run for real, in containers and in child processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from prefect import flow, get_run_logger, task
+from prefect.runtime import flow_run as runtime
+
+from prefect_heteroflow import current_attempt
+
+GIB = 1024**3
+
+
+class OutOfMemoryError(RuntimeError):
+    """Stands for `torch.OutOfMemoryError`."""
+
+
+OutOfMemoryError.__module__ = "torch"
+
+
+def touch(need_mb: int) -> bytearray:
+    """Memory that the kernel really has to give."""
+    block = bytearray(need_mb * 1024 * 1024)
+    for index in range(0, len(block), 4096):
+        block[index] = 1
+    return block
+
+
+def need_gpu(need_gpu_mb: int) -> int:
+    """Fail as PyTorch does on a GPU that is too small; the attempt's number otherwise."""
+    attempt = current_attempt()
+    assert attempt is not None
+    have_mb = attempt.gpu_memory_mb or 0
+    if have_mb < need_gpu_mb:
+        have = have_mb / 1024
+        raise OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {(need_gpu_mb / 1024 - have * 0.9):.2f} GiB."
+            f" GPU 0 has a total capacity of {have:.2f} GiB of which {have * 0.1:.2f} GiB is free."
+            f" Including non-PyTorch memory, this process has {have * 0.9:.2f} GiB memory in use."
+        )
+    return attempt.attempt
+
+
+@flow(persist_result=True)
+def host_oom(need_mb: int) -> dict:
+    """Needs memory; says which attempt got it."""
+    touch(need_mb)
+    attempt = current_attempt()
+    return {"attempt": attempt.attempt, "memory_mb": attempt.memory_mb}
+
+
+@flow(persist_result=True)
+def gpu_oom(need_gpu_mb: int) -> int:
+    """Needs a GPU."""
+    return need_gpu(need_gpu_mb)
+
+
+@flow(persist_result=True)
+async def async_gpu_oom(need_gpu_mb: int) -> int:
+    """Needs a GPU, asynchronously."""
+    await asyncio.sleep(0)
+    return need_gpu(need_gpu_mb)
+
+
+@task
+def training(need_gpu_mb: int) -> int:
+    """A task that needs a GPU."""
+    return need_gpu(need_gpu_mb)
+
+
+@flow(persist_result=True)
+def gpu_oom_in_future(need_gpu_mb: int):
+    """Returns a future that failed, instead of raising."""
+    return training.submit(need_gpu_mb)
+
+
+@flow
+def child_killed(limit_mb: int, exit_code: int = 0) -> str:
+    """A child dies for memory; the flow itself goes on, or ends with an error."""
+    code = "b = bytearray(%d * 2**20)\nfor i in range(0, len(b), 4096): b[i] = 1" % (2 * limit_mb)
+    child = subprocess.run([sys.executable, "-c", code], check=False)
+    if exit_code:
+        raise RuntimeError(f"child ended with {child.returncode}")
+    return f"survived, child ended with {child.returncode}"
+
+
+def note(path: str, text: str) -> None:
+    """Leave a line for the test to read."""
+    with Path(path).open("a") as file:
+        file.write(text + "\n")
+
+
+def failed_hook(flow, flow_run, state):
+    """Note that it ran."""
+    note(flow_run.parameters["notes"], f"failure hook: {state.name}")
+
+
+def cancelled_hook(flow, flow_run, state):
+    """Note that it ran."""
+    note(flow_run.parameters["notes"], f"cancellation hook: {state.name}")
+
+
+@flow(on_failure=[failed_hook])
+def application_error(notes: str) -> None:
+    """Fails for a reason of its own."""
+    raise ValueError("no such column: price")
+
+
+@flow(on_failure=[failed_hook])
+def permission_denied(notes: str) -> None:
+    """Fails for good."""
+    raise PermissionError(13, "Permission denied", "/data/secret.csv")
+
+
+@flow(persist_result=True, retries=1)
+def own_retry(need_mb: int) -> dict:
+    """First killed for memory, then fails once by itself, then succeeds."""
+    touch(need_mb)
+    marker = Path(f"/tmp/heteroflow-own-retry-{runtime.id}")
+    if not marker.exists():
+        marker.write_text("once")
+        raise ValueError("the first try fails")
+    attempt = current_attempt()
+    return {"attempt": attempt.attempt, "run_count": runtime.run_count}
+
+
+@flow
+def flaky_network(failures: int) -> int:
+    """Cannot reach its server in the first attempts."""
+    attempt = current_attempt()
+    if attempt.attempt <= failures:
+        import httpx
+
+        raise httpx.ConnectTimeout("timed out")
+    return attempt.attempt
+
+
+@flow(on_cancellation=[cancelled_hook])
+def sleepy(notes: str, seconds: float = 600.0) -> None:
+    """Sleeps; says when it was interrupted."""
+    note(notes, f"started {os.getpid()}")
+    try:
+        time.sleep(seconds)
+    finally:
+        note(notes, "cleaned up")
+
+
+@flow
+async def async_sleepy(notes: str, seconds: float = 600.0) -> None:
+    """Sleeps asynchronously."""
+    note(notes, f"started {os.getpid()}")
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        note(notes, "cleaned up")
+
+
+@flow
+def gpu_sleepy(notes: str, need_gpu_mb: int) -> None:
+    """Moves to a larger GPU and sleeps there."""
+    need_gpu(need_gpu_mb)
+    note(notes, "started")
+    time.sleep(600)
+
+
+@flow
+def suicide(signal_number: int = signal.SIGSEGV, in_attempt: int = 1) -> str:
+    """Dies by a signal in its first attempts."""
+    attempt = current_attempt()
+    get_run_logger().info("attempt %s", attempt)
+    if attempt.attempt <= in_attempt:
+        os.kill(os.getpid(), signal_number)
+    return attempt.node
+
+
+@flow
+def parent(deployment: str, need_gpu_mb: int) -> int:
+    """Runs a deployment as its subflow and uses its result."""
+    from prefect.deployments import run_deployment
+
+    run = run_deployment(deployment, parameters={"need_gpu_mb": need_gpu_mb}, poll_interval=1)
+    assert run.state.is_completed(), run.state
+    return run.state.result()

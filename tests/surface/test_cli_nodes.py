@@ -1,0 +1,219 @@
+"""`heteroflow nodes` and `heteroflow pool` on a real server, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import typer
+from click.testing import Result
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    temporary_settings,
+)
+from typer.testing import CliRunner
+
+from prefect_heteroflow.cli import nodes, pools
+from prefect_heteroflow.cli.nodes import age_text, gpus_text
+from prefect_heteroflow.core.resources import Gpu, Node
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.nodes import publish_node
+from tests.support import free_port
+from tests.support.prefect_server import PrefectServer
+
+app = typer.Typer()
+nodes.register(app)
+pools.register(app)
+
+
+@pytest.fixture
+def api(server: PrefectServer) -> Iterator[PrefectServer]:
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        yield server
+
+
+def run_command(*arguments: str) -> Result:
+    # Wide enough that no cell of a table is folded.
+    return CliRunner(env={"COLUMNS": "240"}).invoke(app, arguments)
+
+
+def with_client(work: Callable[[PrefectClient], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        async with get_client() as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def new_pool() -> str:
+    name = f"pool-{uuid4().hex[:8]}"
+    with_client(lambda it: it.create_work_pool(WorkPoolCreate(name=name, type="process")))
+    return name
+
+
+def publish(name: str, pool: str, *, age: float = 0, **values: Any) -> None:
+    node = Node(name=name, pool=pool, memory_mb=65536, **values)
+    at = utc_now() - timedelta(seconds=age)
+    with_client(lambda it: publish_node(it, node, worker_instance_id="w", heartbeat_at=at))
+
+
+def line_with(text: str, output: str) -> str:
+    return next(line for line in output.splitlines() if text in line)
+
+
+def test_nodes_table_shows_what_a_person_asks_for(api: PrefectServer) -> None:
+    """Pool, memory, GPUs, life, cordon, last error."""
+    pool = new_pool()
+    gpus = tuple(Gpu(uuid=f"GPU-{n}", name="NVIDIA A10", memory_mb=24576) for n in range(2))
+    publish(f"{pool}-a", pool, gpus=gpus, last_error="[disk] full")
+    publish(f"{pool}-b", pool, age=7200)
+    assert run_command("nodes", "cordon", f"{pool}-a", "--reason", "fan").exit_code == 0
+    result = run_command("nodes")
+    assert result.exit_code == 0
+    first = line_with(f"{pool}-a", result.stdout)
+    for text in ("65536", "2 x 24576 NVIDIA A10", "live", "s ago", "fan", "[disk] full"):
+        assert text in first
+    second = line_with(f"{pool}-b", result.stdout)
+    for text in ("none", "not live", "2 h ago"):
+        assert text in second
+    assert run_command("nodes", "uncordon", f"{pool}-a").exit_code == 0
+    assert "fan" not in line_with(f"{pool}-a", run_command("nodes").stdout)
+
+
+def test_nodes_json_has_every_field(api: PrefectServer) -> None:
+    """For scripts: numbers stay numbers, unknown is null."""
+    pool = new_pool()
+    gpu = Gpu(uuid="GPU-1", name="A10", memory_mb=24576)
+    publish(f"{pool}-a", pool, gpus=(gpu,), docker=True)
+    found = json.loads(run_command("nodes", "--json").stdout)["nodes"]
+    node = next(node for node in found if node["pool"] == pool)
+    assert node["name"] == f"{pool}-a"
+    assert node["memory_mb"] == 65536
+    assert node["gpus"] == [
+        {"uuid": "GPU-1", "name": "A10", "memory_mb": 24576, "free_mb": None, "healthy": None}
+    ]
+    assert node["live"] is True
+    assert node["cordoned"] is False
+    assert node["last_error"] is None
+    assert node["docker"] is True
+
+
+def test_cordon_of_an_unknown_node_is_refused(api: PrefectServer) -> None:
+    """With a list of those that there are."""
+    result = run_command("nodes", "cordon", "no-such-node")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: There is no node 'no-such-node'. ")
+    assert run_command("nodes", "uncordon", "no-such-node").stdout == (
+        "Node no-such-node was not cordoned.\n"
+    )
+
+
+def test_pool_is_tagged_listed_and_untagged(api: PrefectServer) -> None:
+    """The way a user declares a pool that has no live node yet."""
+    pool = new_pool()
+    result = run_command("pool", "tag", pool, "--gpu-memory-mb", "24576", "--memory-mb", "65536")
+    assert result.stdout == (f"Tagged work pool {pool}: 24576 MB GPU memory, 65536 MB memory.\n")
+    publish(f"{pool}-a", pool)
+    publish(f"{pool}-b", pool, age=7200)
+    found = json.loads(run_command("pool", "ls", "--json").stdout)["pools"]
+    assert next(it for it in found if it["name"] == pool) == {
+        "name": pool,
+        "type": "process",
+        "paused": False,
+        "memory_mb": 65536,
+        "gpu_memory_mb": 24576,
+        "gpu_count": None,
+        "live_nodes": [f"{pool}-a"],
+        "other_nodes": [f"{pool}-b"],
+    }
+    line = line_with(pool, run_command("pool", "ls").stdout)
+    assert "24576 MB GPU memory, 65536 MB memory" in line
+    assert run_command("pool", "untag", pool).stdout == (
+        f"Work pool {pool} is not tagged any more.\n"
+    )
+    assert run_command("pool", "untag", pool).stdout == f"Work pool {pool} was not tagged.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tag", "no-such-pool", "--memory-mb", "1"], "There is no work pool 'no-such-pool'."),
+        (["untag", "no-such-pool"], "There is no work pool 'no-such-pool'."),
+        (["tag", "no-such-pool"], "Nothing to declare"),
+        (["tag", "p", "--memory-mb", "0"], "0 is not allowed; give a whole number from 1 on"),
+        (["tag", "p", "--memory-mb", "8GB"], "8GB is not allowed; give a whole number from 1 on"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    api: PrefectServer, arguments: list[str], complaint: str
+) -> None:
+    """Exit status 2 and what to do, no traceback."""
+    result = run_command("pool", *arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nodes"],
+        ["nodes", "--json"],
+        ["nodes", "cordon", "n"],
+        ["nodes", "uncordon", "n"],
+        ["pool", "ls"],
+        ["pool", "tag", "p", "--memory-mb", "1"],
+        ["pool", "untag", "p"],
+    ],
+)
+@pytest.mark.parametrize("url_is_set", [True, False])
+def test_unreachable_api_is_one_line_and_exit_1(arguments: list[str], url_is_set: bool) -> None:
+    """What was tried and what to do."""
+    url = f"http://127.0.0.1:{free_port()}/api" if url_is_set else None
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}):
+        result = run_command(*arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("Error: The Prefect API at ")
+    assert (url or "PREFECT_API_URL is not set") in result.stderr
+    assert "prefect server start" in result.stderr
+
+
+def test_unreadable_setting_is_one_line(
+    api: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting is named."""
+    monkeypatch.setenv("PREFECT_INTEGRATIONS_HETEROFLOW_NODE_LIVENESS_SECONDS", "soon")
+    result = run_command("nodes")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: The setting node_liveness_seconds of heteroflow is ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0 s ago"), (59.9, "59 s ago"), (60, "1 min ago"), (7199, "1 h ago"), (1e6, "11 d ago")],
+)
+def test_age_is_rounded_down(seconds: float, text: str) -> None:
+    """The largest unit that is full."""
+    assert age_text(seconds) == text
+
+
+def test_gpus_out_of_use_are_told_apart() -> None:
+    """Equal GPUs are counted, sick ones apart; memory that NVML cannot say is unknown."""
+    gpu = Gpu(uuid="1", name="A10", memory_mb=24576)
+    sick = Gpu(uuid="2", name="A10", memory_mb=24576, healthy=False)
+    lost = Gpu(uuid="3", name="", memory_mb=0, healthy=False)
+    assert gpus_text((gpu, gpu, sick, lost)) == (
+        "2 x 24576 A10, 1 x 24576 A10 (out of use), 1 x unknown memory (out of use)"
+    )
+    assert gpus_text(()) == "none"
