@@ -9,10 +9,11 @@ INSTALLED := .venv/installed
 # Where bytecode is not kept, each of the many Prefect processes compiles Prefect anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lint types test images
+.PHONY: help venv lint types test images demo
 
 help:
 	@echo "make test    lint, types and all tests (PYTEST_ARGS='-k oom' narrows the tests)"
+	@echo "make demo    three nodes and the main cases on this machine (KEEP=1, DOCKER=1, IMAGE=, PORT=)"
 	@echo "make lint    ruff and the import rules"
 	@echo "make types   mypy"
 	@echo "make images  build the container tests' images into their cache (root, two minutes)"
@@ -38,3 +39,9 @@ test: lint types
 
 images: venv
 	$(BIN)/python -m tests.support.images
+
+# It needs Python alone, and says so if that is too old. KEEP=1 leaves it up until Ctrl-C; DOCKER=1
+# runs everything in containers of IMAGE.
+demo:
+	@$(PYTHON) demo/prepare.py
+	@$(BIN)/python -m demo $(if $(KEEP),--keep) $(if $(DOCKER),--docker) $(if $(IMAGE),--image '$(IMAGE)') $(if $(PORT),--port '$(PORT)')

@@ -12,8 +12,9 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun, State
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis
-from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryPolicy, Stop
+from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryPolicy, RetryStrategy, Stop
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.routing import Route
 from prefect_heteroflow.orchestration import transitions
@@ -98,7 +99,8 @@ class AttemptEnding:
         if isinstance(decision, Stop):
             await self._write(self._failed_row(diagnosis, decision.reason), failed=True)
             self._emit(diagnosis, "stop")
-            await self._stop(decision)
+            message = message_with_line(decision.reason, diagnosis)
+            await self._stop(Stop(ending=decision.ending, reason=message))
             return
         await self._write(self._failed_row(diagnosis, decision.reason), self._next_row(decision))
         self._emit(diagnosis, "retry")
@@ -185,6 +187,7 @@ class AttemptEnding:
                 "prefer": place.node,
                 "avoid": list(place.avoid_nodes),
                 "since": utc_now().isoformat(),
+                "strict": self.policy.retry_strategy is RetryStrategy.RETRY_SAME_NODE,
             }
         return variables
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
+import httpx
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow import environment
@@ -26,15 +27,14 @@ from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.job_values import (
     JobValueError,
-    JobValues,
     boost_gpu_inference_memory,
     parse_job_values,
 )
-from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryStrategy, Stop
+from prefect_heteroflow.core.policy import Decision, Retry, RetryStrategy, Stop
 from prefect_heteroflow.core.resources import Gpu, Resources
-from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
+from prefect_heteroflow.core.routing import NoRoute, fits, route
 from prefect_heteroflow.core.scanner import FailureScanner
-from prefect_heteroflow.core.user_rules import parse_user_rules
+from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -66,6 +66,7 @@ class AttemptLife:
         self._scanner = FailureScanner()
         self._output = RunOutput(self._logger)
         self._reported_start = False
+        self._decided: tuple[Diagnosis, Decision] | None = None
         self.cancel_requested = False
         self._cancelled = anyio.Event()
 
@@ -90,7 +91,7 @@ class AttemptLife:
             self.handle = handle
             self._reported_start = True
             task_status.started(handle.identifier)
-            if self.cancel_requested:
+            if self._cancelled.is_set():
                 await self._terminate(handle)
             await self._note_running()
             await self._watch(handle)
@@ -124,6 +125,11 @@ class AttemptLife:
             number,
         )
         await self._watch(handle)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt, 1 for the first."""
+        return self._row.attempt
 
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
@@ -194,7 +200,10 @@ class AttemptLife:
         self._resources = self._values.resources
         image = getattr(configuration, "image", None)
         boosted = boost_gpu_inference_memory(
-            image, self._resources, configuration.memory_mb_was_set
+            image,
+            self._resources,
+            configuration.memory_mb_was_set,
+            limit_mb=self._values.policy.oom_memory_limit,
         )
         if boosted is not None:
             self._logger.info(
@@ -325,7 +334,7 @@ class AttemptLife:
         end = await self._worker.wait_attempt(handle)
         self._output.close()
         report = await self._read_report(handle)
-        await self._settle(end, report)
+        await self._insist_to_settle(end, report)
         await self._worker.discard_attempt(handle)
 
     async def _read_report(self, handle: AttemptHandle) -> environment.EngineReport | None:
@@ -340,9 +349,35 @@ class AttemptLife:
 
     # ---- after the end -----------------------------------------------------------------------
 
+    async def _insist_to_settle(
+        self, end: AttemptEnd, report: environment.EngineReport | None
+    ) -> None:
+        """Settle, and again for as long as the API does not answer: an end is never lost."""
+        pause_seconds = 1.0
+        while True:
+            try:
+                await self._settle(end, report)
+                return
+            except httpx.HTTPError as error:
+                if isinstance(error, httpx.HTTPStatusError) and not _is_passing(error):
+                    raise
+                self._logger.warning(
+                    "The Prefect API does not answer (%s); the end of attempt %d is kept and told"
+                    " again in %.0f s.",
+                    type(error).__name__,
+                    self._row.attempt,
+                    pause_seconds,
+                )
+                await anyio.sleep(pause_seconds)
+                pause_seconds = min(30.0, 2 * pause_seconds)
+
     async def _settle(self, end: AttemptEnd, report: environment.EngineReport | None) -> None:
         run = await self._client.read_flow_run(self.flow_run.id)
         self.flow_run = run
+        if self._decided is not None:
+            # An outage came between the decision and what follows from it.
+            await self._ending().decided(*self._decided)
+            return
         outcome = outcome_of(
             end=end,
             state=run.state,
@@ -403,7 +438,7 @@ class AttemptLife:
         values = self._values
         found = diagnose(
             evidence,
-            user_rules=parse_user_rules(retry_on=values.retry_on, stop_on=values.stop_on),
+            user_rules=combine_user_rules(retry_on=values.retry_on, stop_on=values.stop_on),
             retry_exceptions=values.retry_exceptions,
         )
         if found is not None:
@@ -443,6 +478,7 @@ class AttemptLife:
         self._row = dataclasses.replace(
             self._row, ended=utc_now().isoformat(), never_started=never_started
         )
+        self._decided = (diagnosis, decision)
         await self._ending().decided(diagnosis, decision)
 
     def _ending(self) -> AttemptEnding:
@@ -471,6 +507,10 @@ class AttemptLife:
 
     def _gpu_memory_mb(self) -> int | None:
         return min((gpu.memory_mb for gpu in self._gpus), default=None)
+
+
+def _is_passing(error: httpx.HTTPStatusError) -> bool:
+    return error.response.status_code >= 500 or error.response.status_code == 429
 
 
 def _ending_without_deployment(decision: Retry) -> Any:

@@ -57,18 +57,26 @@ async def _end_waiting_run(worker: RetryingWorker, run: FlowRun) -> None:
         await handle_cancelling(worker, attempt_run.id)
     if await running_attempt_runs(client, run.id):
         return  # the worker that ends the attempt ends this run as well
+    await close_cancelled(client, task_id, _MESSAGE, run.id)
+
+
+async def close_cancelled(
+    client: PrefectClient, task_id: UUID, message: str, *further_runs: UUID
+) -> None:
+    """Close the open row of a task and end its front run, and further runs, as `Cancelled`."""
+    history = await read_attempts(client, task_id)
+    last = history[-1] if history else None
     if last is not None and last.status in (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING):
         row = dataclasses.replace(
             last,
             status=AttemptStatus.CANCELLED,
             failure="TaskCancelled",
-            decision=_MESSAGE,
+            decision=message,
             ended=utc_now().isoformat(),
         )
         await write_attempts(client, task_id, [row], summary=True)
-    await transitions.cancel_for_good(client, run.id, _MESSAGE)
-    if run.id != task_id:
-        await transitions.cancel_for_good(client, task_id, _MESSAGE)
+    for run_id in {task_id, *further_runs}:
+        await transitions.cancel_for_good(client, run_id, message)
 
 
 async def running_attempt_runs(client: PrefectClient, front_id: UUID) -> list[FlowRun]:

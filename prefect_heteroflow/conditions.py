@@ -49,13 +49,12 @@ def retry_if(*classes: FailureClass | str) -> RetryCondition:
     """
     if not classes:
         raise ValueError("retry_if needs at least one failure class, such as `NetworkTimeout`")
-    wanted: set[FailureClass] = set()
+    known = {member.value for member in FailureClass}
     for name in classes:
-        try:
-            wanted.add(FailureClass(name))
-        except ValueError:
+        if name not in known:
             names = ", ".join(member.value for member in FailureClass)
-            raise ValueError(f"{name!r} is not a failure class. Use one of {names}.") from None
+            raise ValueError(f"{name!r} is not a failure class. Use one of {names}.")
+    wanted = {FailureClass(name) for name in classes}
 
     def condition(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
         found = _diagnosis(state)

@@ -46,10 +46,11 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from prefect_heteroflow import environment
 from prefect_heteroflow.core.classify import diagnose
 from prefect_heteroflow.core.decide import decide
+from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.policy import Decision, Ending, Retry, Stop
 from prefect_heteroflow.core.resources import Cluster
-from prefect_heteroflow.core.user_rules import parse_user_rules
+from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.infra.own_cgroup import read_own_oom_kill_count, read_own_peak_memory_mb
 
@@ -184,7 +185,7 @@ class FlowBody:
         context = FlowRunContext.get()
         logger = flow_run_logger(self._flow_run, self._flow)
         logger.error("Encountered exception during execution: %r", error, exc_info=error)
-        state: State[Any] = run_coro_as_sync(  # type: ignore[assignment]
+        state: State[Any] = run_coro_as_sync(
             exception_to_failed_state(
                 error,
                 result_store=None if context is None else context.result_store,
@@ -192,7 +193,9 @@ class FlowBody:
                 name=decision.ending.value,
             )
         )
-        return state.model_copy(update={"message": decision.reason, "type": StateType.FAILED})
+        assert diagnosis is not None
+        message = message_with_line(decision.reason, diagnosis)
+        return state.model_copy(update={"message": message, "type": StateType.FAILED})
 
     def _decide(self, error: Exception) -> tuple[Diagnosis | None, Decision | None]:
         """What the worker will conclude too; `(…, None)` when it cannot be known here."""
@@ -209,7 +212,7 @@ class FlowBody:
         )
         diagnosis = diagnose(
             evidence,
-            user_rules=parse_user_rules(retry_on=context.retry_on, stop_on=context.stop_on),
+            user_rules=combine_user_rules(retry_on=context.retry_on, stop_on=context.stop_on),
             retry_exceptions=context.retry_exceptions,
         )
         if diagnosis is None:

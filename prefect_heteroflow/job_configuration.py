@@ -16,7 +16,7 @@ from typing_extensions import Self
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB
-from prefect_heteroflow.core.user_rules import parse_user_rules
+from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.settings import HeteroflowSettings
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class RetryConfiguration(BaseJobConfiguration):
         }
         values = parse_job_values(given, defaults)
         try:
-            parse_user_rules(retry_on=values.retry_on, stop_on=values.stop_on)
+            combine_user_rules(retry_on=values.retry_on, stop_on=values.stop_on)
         except ValueError as error:
             raise JobValueError(str(error), failure=FailureClass.INVALID_CONFIG) from error
         return values

@@ -51,6 +51,12 @@ class Placements:
         ]
         if node.cordoned:
             return False
+        placement = (flow_run.job_variables or {}).get("placement")
+        if not isinstance(placement, Mapping):
+            placement = {}
+        avoided = placement.get("avoid") or ()
+        if placement.get("strict") and node.name in avoided:
+            return False  # retry_same_node: it waits until its own node is back
         if not others:
             return True
         resources = await self._resources(flow_run, base_job_template)
@@ -61,10 +67,6 @@ class Placements:
             return True
         if not fits(resources, node):
             return False
-        placement = (flow_run.job_variables or {}).get("placement")
-        if not isinstance(placement, Mapping):
-            return True
-        avoided = placement.get("avoid") or ()
         if node.name in avoided and any(other.name not in avoided for other in able):
             return False
         preferred = placement.get("prefer")

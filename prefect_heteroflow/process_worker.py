@@ -13,6 +13,7 @@ Replace `my-work-pool` with the name of the work pool of that class of nodes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
@@ -279,8 +280,6 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
 def _terminate(child: _Child, grace_seconds: float) -> None:
     if child.process.poll() is None:
         child.process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
-            pass
     child.limit.kill_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
@@ -19,7 +18,7 @@ from prefect.workers.base import BaseWorkerResult
 
 from prefect_heteroflow.attempt_backend import AttemptBackend, AttemptHandle
 from prefect_heteroflow.attempt_life import AttemptLife
-from prefect_heteroflow.cancelling import handle_cancelling
+from prefect_heteroflow.cancelling import close_cancelled, handle_cancelling
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
 from prefect_heteroflow.gpu_shares import GpuShares
 from prefect_heteroflow.job_configuration import RetryConfiguration
@@ -160,6 +159,14 @@ class RetryingWorker(_Base):
         self._lives[flow_run.id] = life
         try:
             identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
+        except Exception as error:
+            # Core would only log it, and the run would stay `Running` for ever.
+            await self._propose_crashed_state(
+                flow_run,
+                f"The worker failed while it looked after attempt {life.attempt}:"
+                f" {type(error).__name__}: {error}",
+            )
+            raise
         finally:
             self._forget(flow_run.id)
         return self.attempt_result(identifier)
@@ -262,10 +269,8 @@ class RetryingWorker(_Base):
             raise WorkerCannotStart(str(error)) from error
         except httpx.HTTPError as error:
             self._logger.warning(
-                "The Prefect API at %s does not answer (%s); this node is published as soon as it"
-                " does.",
-                os.environ.get("PREFECT_API_URL", "the configured URL"),
-                error,
+                "The Prefect API does not answer (%s); this node is published as soon as it does.",
+                type(error).__name__,
             )
 
     async def _run_background(self) -> None:
@@ -335,7 +340,7 @@ class RetryingWorker(_Base):
         """An attempt run that was cancelled before it started ends its front run."""
         run = await self.client.read_flow_run(flow_run_id)
         if transitions.is_attempt_run(run) and not self.has_life(run.id):
-            await transitions.cancel_for_good(
+            await close_cancelled(
                 self.client,
                 transitions.task_id_of(run),
                 f"Its attempt on pool {run.work_pool_name} was cancelled by a user.",

@@ -39,8 +39,8 @@ def load_user_rules(path: str | Path) -> tuple[UserRule, ...]:
         return ()
     if not isinstance(content, dict) or set(content) - {"stop_on", "retry_on"}:
         raise ValueError(
-            f"The rules file {file} must hold a mapping with the lists `stop_on` and `retry_on` and "
-            "nothing else. Move the rules under one of these names."
+            f"The rules file {file} must hold a mapping with the lists `stop_on` and `retry_on` "
+            "and nothing else. Move the rules under one of these names."
         )
     return (
         *parse_user_rules(content.get("stop_on"), default="stop", source=f"{file.name}:stop_on"),

@@ -8,6 +8,13 @@ from contextlib import contextmanager
 import typer
 
 EXIT_FAILED = 1
+# How Prefect's client begins a plain `RuntimeError` that says that it has no API.
+_NO_API = (
+    "Failed to reach API at",
+    "No Prefect API URL provided",
+    # Without PREFECT_API_URL it starts a temporary server, which a busy machine may not manage.
+    "Timed out while attempting to connect to ephemeral Prefect API server",
+)
 EXIT_REFUSED = 2
 """Bad input: nothing was started or created."""
 
@@ -72,8 +79,7 @@ def api_error_text(error: BaseException) -> str | None:
 
 def _is_clients_own(error: RuntimeError) -> bool:
     """Whether Prefect's client says that it has no API: it raises a plain `RuntimeError`."""
-    text = str(error)
-    return text.startswith(("Failed to reach API at", "No Prefect API URL provided"))
+    return str(error).startswith(_NO_API)
 
 
 def _status_text(error: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import IO
 
-    from prefect_heteroflow.core.failures import Diagnosis
+    from prefect_heteroflow.core.failures import Diagnosis, Phase
     from prefect_heteroflow.core.user_rules import UserRule
 
 _CHUNK = 1024 * 1024
@@ -150,7 +150,7 @@ def _diagnose_stream(
         with _opened(file) as stream:
             _feed(scanner.feed, stream)
     evidence = Evidence(
-        phase=phase,
+        phase=cast("Phase | None", phase),
         exit_code=exit_code,
         oom_killed=True if oom_killed else None,
         log=scanner.evidence_text(),

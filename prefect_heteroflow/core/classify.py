@@ -73,15 +73,13 @@ def _outranked_by_signal(chosen: Chosen, evidence: Evidence) -> bool:
 
 
 def _text(evidence: Evidence) -> list[str]:
-    parts = []
-    for text in (
+    texts = (
         evidence.log,
         evidence.engine_error,
         evidence.kubernetes_message,
         evidence.state_message,
-    ):
-        if text:
-            parts.append(text)
+    )
+    parts = [text for text in texts if text]
     return split_lines("\n".join(parts)) if parts else []
 
 

@@ -14,7 +14,7 @@ else:
 UNBOUNDED = 500
 """What a repeat without an end counts as: lines are cut to this length for users' patterns."""
 
-MAX_WORK = 300_000
+MAX_WORK = 2_000_000
 """Steps per character from which a pattern is refused: two open repeats pass, three do not."""
 
 
@@ -51,8 +51,8 @@ def check_pattern(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"`/{pattern}/` is not a valid regular expression: {error}") from None
     if work > MAX_WORK:
         raise ValueError(
-            f"`/{pattern}/` could take too long on a long line: it has too many open repeats in a row; "
-            "use at most two of `.*`, or bounded ones such as `.{0,80}`"
+            f"`/{pattern}/` could take too long on a long line: too many open repeats stand in a "
+            "row; use at most two of `.*`, or bounded ones such as `.{0,80}`"
         )
     return compiled
 
@@ -77,7 +77,8 @@ def _item(operation: str, argument: Any, *, inside: bool) -> tuple[int, int]:
             return body_work + 1, body_ways + 1 - (1 if low == 1 else 0)
         if inside:
             raise SuperlinearPatternError(
-                "a repeat inside a repeat can take exponential time; write the inner part without one"
+                "a repeat inside a repeat can take exponential time; write the inner part "
+                "without one"
             )
         high = min(int(high), UNBOUNDED) if high is not _parser.MAXREPEAT else UNBOUNDED
         high = max(high, low)

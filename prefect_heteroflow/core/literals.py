@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol
 
+from prefect_heteroflow.core.required import required_literals
 from prefect_heteroflow.core.rules import RULES, Role, Rule
 
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -21,7 +22,20 @@ START_FIRST: tuple[Rule, ...] = tuple(sorted(TELLING, key=lambda rule: not rule.
 BENIGN: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.role is Role.BENIGN)
 RECOVERED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.role is Role.RECOVERED)
 
-LITERALS: tuple[str, ...] = tuple(sorted({gate for rule in TELLING for gate in rule.gates}))
+NEEDED: tuple[frozenset[str], ...] = tuple(required_literals(rule.pattern) for rule in TELLING)
+"""For each rule of `TELLING` the literals one of which stands in every match."""
+
+
+def _shortest(literals: Iterable[str]) -> tuple[str, ...]:
+    """`literals` without those that contain another one."""
+    kept: list[str] = []
+    for literal in sorted(literals, key=len):
+        if not any(short in literal for short in kept):
+            kept.append(literal)
+    return tuple(sorted(kept))
+
+
+LITERALS: tuple[str, ...] = _shortest({literal for needed in NEEDED for literal in needed})
 """What a scanner looks for; every match of every rule contains one of them (ASCII)."""
 
 
@@ -68,13 +82,13 @@ def _any_literal() -> re.Pattern[bytes]:
 
 
 @lru_cache(maxsize=1)
-def _gates() -> tuple[tuple[bytes, tuple[int, ...]], ...]:
+def _rules_by_literal() -> tuple[tuple[bytes, tuple[int, ...]], ...]:
     numbers: dict[bytes, list[int]] = {}
-    for number, rule in enumerate(TELLING):
-        for gate in rule.gates:
-            shape = gate.encode("latin-1").translate(_DIGITS)
+    for number, needed in enumerate(NEEDED):
+        for literal in needed:
+            shape = literal.encode("latin-1").translate(_DIGITS)
             numbers.setdefault(shape, []).append(number)
-    return tuple((gate, tuple(found)) for gate, found in numbers.items())
+    return tuple((literal, tuple(found)) for literal, found in numbers.items())
 
 
 @lru_cache(maxsize=8192)
@@ -83,8 +97,8 @@ def candidates(shape: bytes) -> tuple[Rule, ...]:
     if _any_literal().search(shape) is None:
         return ()
     found: set[int] = set()
-    for gate, numbers in _gates():
-        if gate in shape:
+    for literal, numbers in _rules_by_literal():
+        if literal in shape:
             found.update(numbers)
     return tuple(TELLING[number] for number in sorted(found))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 MAX_LINE = 4000
-"""Characters of a line that are looked at; the rest of a longer line is ignored."""
+"""Characters of a line that are looked at together; a longer line is cut into pieces."""
+OVERLAP = 512
+"""Characters by which the pieces of a long line overlap."""
 
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]{0,24}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)?|[@-Z\\-_])?"
@@ -25,7 +27,7 @@ _PREFIX = re.compile(
     r"|\[?\d{4}[-/]\d{1,2}[-/]\d{1,2}[T ,]?(?:\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
     r"(?:Z|[+-]\d{2}:?\d{2})?)?\]?,?"
     r"|\[?\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?\]?"
-    r"|[EWIFD]\d{4} \d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?: +\d{1,20})? [^\s\]]{1,120}\]"
+    r"|[EWIFD]\d{4} \d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?: {1,8}\d{1,20})? [^\s\]]{1,120}\]"
     r"|(?:ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG|EXCEPTION)\b(?:[ :|-]{0,3}"
     r"\d\d-\d\d \d\d:\d\d:\d\d)?"
     r"|\[[A-Za-z_./:-]{1,60}(?::\d{1,6})?\]"
@@ -44,7 +46,18 @@ def split_lines(text: str) -> list[str]:
         text = _ESCAPES.sub("", text)
     if "\r" in text:
         text = text.replace("\r", "\n")
-    return text.split("\n")
+    lines = text.split("\n")
+    if len(text) <= MAX_LINE or all(len(line) <= MAX_LINE for line in lines):
+        return lines
+    return [piece for line in lines for piece in _pieces(line)]
+
+
+def _pieces(line: str) -> list[str]:
+    """A long line in pieces that overlap, so that no message is cut in two."""
+    if len(line) <= MAX_LINE:
+        return [line]
+    step = MAX_LINE - OVERLAP
+    return [line[start : start + MAX_LINE] for start in range(0, len(line) - OVERLAP, step)]
 
 
 def strip_prefixes(line: str) -> str:

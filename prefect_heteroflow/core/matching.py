@@ -24,8 +24,8 @@ MAX_SHOWN = 500
 """Characters of the line in a diagnosis."""
 
 _ENGINE_WORDS = re.compile(
-    r"[Dd]aemon|[Dd]ocker|kubelet|OCI |containerd|nvidia-container|registry|manifest|runc|podman|StartContainer"
-    r"|Reason: |Message: "
+    r"[Dd]aemon|[Dd]ocker|kubelet|OCI |containerd|nvidia-container|registry|manifest|runc|podman"
+    r"|StartContainer|Reason: |Message: "
 )
 
 

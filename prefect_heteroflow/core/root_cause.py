@@ -12,14 +12,15 @@ from prefect_heteroflow.core.matching import Match, diagnosis_from, find_matches
 from prefect_heteroflow.core.rules import Role
 
 _PROGRESS = re.compile(
-    r"\d{1,3}%\|[^|]{0,120}\| {0,3}\d|\b\d[\d.]{0,9} ?(?:it|s|batch|step|sample|img|tok|token|example)s?/"
-    r"(?:s|it|sec)\b|\b(?:[Ee]poch|[Ss]tep|[Ii]ter(?:ation)?|[Bb]atch|global_step)\b\W{0,3}\d{1,9}"
-    r"|\bloss\b\W{0,3}\d|\bserver is listening|\bdone training|[Tt]raining (?:done|finished|complete)"
-    r"|\b(?:[Ss]aved|[Ss]aving) (?:model|checkpoint|results)|[Rr]esults saved|[Cc]heckpoint saved"
-    r"|\[heteroflow: \d{4,12} lines left out\]"
+    r"\d{1,3}%\|[^|]{0,120}\| {0,3}\d|\b\d[\d.]{0,9} ?(?:it|s|batch|step|sample|img|tok|token"
+    r"|example)s?/(?:s|it|sec)\b|\b(?:[Ee]poch|[Ss]tep|[Ii]ter(?:ation)?|[Bb]atch"
+    r"|global_step)\b\W{0,3}\d{1,9}|\bloss\b\W{0,3}\d|\bserver is listening|\bdone training"
+    r"|[Tt]raining (?:done|finished|complete)|\b(?:[Ss]aved|[Ss]aving) (?:model|checkpoint"
+    r"|results)|[Rr]esults saved|[Cc]heckpoint saved|\[heteroflow: \d{4,12} lines left out\]"
 )
 _WARNING = re.compile(
-    r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource|Future)Warning: |^W\d{4} "
+    r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource|Future)Warning: "
+    r"|^W\d{4} "
 )
 _GROUP_SCAN = 20_000
 """At most this many lines between two matches are searched for signs of progress."""
@@ -35,6 +36,7 @@ class Chosen:
     """The job went on after the line; only a guess for lack of anything better."""
 
     def diagnosis(self) -> Diagnosis:
+        """What the chosen rule says about its line."""
         return diagnosis_from(self.match.rule, self.match.line, self.runner_up)
 
 

@@ -1,4 +1,4 @@
-"""Reads the output of an attempt once, in chunks of any size, and keeps what tells why it failed."""
+"""Reads the output of an attempt once, in chunks, and keeps what tells why it failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefect_heteroflow.core.literals import (
     candidates,
     shapes_of,
 )
-from prefect_heteroflow.core.log_lines import ESCAPES_BYTES, MAX_LINE, strip_prefixes
+from prefect_heteroflow.core.log_lines import ESCAPES_BYTES, MAX_LINE, OVERLAP, strip_prefixes
 from prefect_heteroflow.core.matching import shown
 
 _BLOCK = 256 * 1024
@@ -21,7 +21,6 @@ _AHEAD = 4 * 1024
 """Bytes after a line that may still belong to its context."""
 _LONGEST = 512 * 1024
 """A line longer than this is cut into pieces of this size, which overlap."""
-_OVERLAP = 512
 _BEFORE_LINES, _AFTER_LINES = 8, 12
 _SNIPPET = 4 * 1024
 _HEAD = 2 * 1024
@@ -47,6 +46,8 @@ class _Snippet:
     """Number of the first line of `text`, from 0."""
     hit_line: int
     text: bytes
+    inside: bool = False
+    """A piece out of a long line, without its beginning."""
 
 
 @dataclass(slots=True)
@@ -164,14 +165,14 @@ class FailureScanner:
         self._scan_range(limit, self._kept)
         self._scanned_line += data.count(b"\n", self._scanned, limit)
         self._scanned = limit
-        keep_from = max(0, limit - max(_TAIL, _OVERLAP))
+        keep_from = max(0, limit - max(_TAIL, OVERLAP))
         self._data = data[keep_from:]
         self._scanned -= keep_from
 
     def _scan_range(self, limit: int, kept: dict[str, _Kept]) -> None:
         data, start = self._data, self._scanned
         if start and data[start - 1 : start] != b"\n":
-            start = max(0, start - _OVERLAP)  # A long line that was cut: look across the cut.
+            start = max(0, start - OVERLAP)  # A long line that was cut: look across the cut.
         block = data[start:limit]
         counted, line_number = start, self._scanned_line
         for first, last in self._finder.lines_with_hits(block):
@@ -181,7 +182,7 @@ class FailureScanner:
             self._look(begin, end, line_number, kept)
 
     def _look(self, begin: int, end: int, line_number: int, kept: dict[str, _Kept]) -> None:
-        for piece in range(begin, max(end, begin + 1), MAX_LINE - _OVERLAP):
+        for piece in range(begin, max(end, begin + 1), MAX_LINE - OVERLAP):
             stop = min(end, piece + MAX_LINE)
             line = self._data[piece:stop].decode("utf-8", "replace")
             rules = candidates(shapes_of([line])[0])
@@ -189,7 +190,11 @@ class FailureScanner:
                 text = strip_prefixes(line)
                 matched = [rule.id for rule in rules if rule.regex.search(text) is not None][:3]
                 if matched and not any(rule.regex.search(text) for rule in BENIGN):
-                    snippet = self._snippet(piece, stop, line_number)
+                    snippet = (
+                        _Snippet(line_number, line_number, self._data[piece:stop], inside=True)
+                        if piece > begin
+                        else self._snippet(piece, stop, line_number)
+                    )
                     for rule_id in matched:
                         kept.setdefault(rule_id, _Kept()).add(snippet)
             if stop >= end:
@@ -217,7 +222,7 @@ class FailureScanner:
 
     def _tail(self) -> _Snippet:
         start = max(0, len(self._data) - _TAIL)
-        cut = self._data.find(b"\n", start) + 1 if start else 0
+        cut = (self._data.find(b"\n", start) + 1 or start) if start else 0
         lines_before = self._data.count(b"\n", 0, self._scanned)
         first_line = self._scanned_line - lines_before + self._data.count(b"\n", 0, cut)
         return _Snippet(first_line, first_line, self._data[cut:])
@@ -232,20 +237,22 @@ def _hit_text(snippet: _Snippet) -> str:
 def _text_of(kept: dict[str, _Kept], head: bytes, tail: _Snippet) -> str:
     """Snippets, head and tail merged by line number; of overlapping ones each line stands once."""
     snippets = {
-        (snippet.first_line, snippet.hit_line): snippet
+        (snippet.first_line, snippet.hit_line, snippet.text): snippet
         for rows in kept.values()
         for snippet in (*rows.first, *rows.last)
     }
-    pieces = [_Snippet(0, 0, head), *(snippets[key] for key in sorted(snippets)), tail]
+    if len(head) >= _HEAD:
+        head = head[: head.rfind(b"\n") + 1]  # Without the line that was cut.
+    start = [_Snippet(0, 0, head.removesuffix(b"\n"))] if head else []
+    pieces = [*start, *(snippets[key] for key in sorted(snippets)), tail]
     out: list[str] = []
     next_line = 0
     for piece in sorted(pieces, key=lambda row: row.first_line):
         lines = piece.text.split(b"\n")
-        skip = next_line - piece.first_line
+        skip = 0 if piece.inside else next_line - piece.first_line
         if skip < 0:
             out.append(_LEFT_OUT.format(-skip))
             skip = 0
-        for line in lines[skip:]:
-            out.append(line[: 2 * MAX_LINE].decode("utf-8", "replace"))
+        out.extend(line.decode("utf-8", "replace") for line in lines[skip:])
         next_line = max(next_line, piece.first_line + len(lines))
     return "\n".join(out)

@@ -12,6 +12,12 @@ _NAMES = (
     r"|dsn|bearer|conn(?:ection)?[_-]?str(?:ing)?"
 )
 
+_NAME_HINTS = (
+    "pass", "pwd", "secret", "token", "key", "auth", "credential", "session", "sas", "signature",
+    "cookie", "dsn", "bearer", "conn",
+)  # fmt: skip
+"""Each of `_NAMES` contains one of these, in lower case: without one the slow rules cannot match."""
+
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # user:password@ in a URL; the user stays.
     (
@@ -38,12 +44,23 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,20}\b"), MASK),
     (
         re.compile(
+            r"([?&](?:sig|signature|token|key|code|x-amz-(?:signature|credential|security-token))=)"
+            r"[^&\s\"']{1,2000}",
+            re.IGNORECASE,
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
             r"\b(?:gh[pousr]_|github_pat_|hf_|glpat-|sk-|sk_live_|rk_live_|xox[abprs]-|pypi-|npm_|dckr_pat_"
             r"|pnu_|pnb_|AIza|ya29\.|dop_v1_|nvapi-|wandb_v1_)[A-Za-z0-9_.-]{8,400}"
         ),
         MASK,
     ),
     (re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,4000}"), MASK),
+)
+
+_NAMED_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # NAME=value, "name": "value", --name value, where the name says that it is a secret.
     (
         re.compile(
@@ -62,8 +79,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(
-            rf"(\b[\w.-]{{0,60}}?(?:{_NAMES})[\w-]{{0,20}}[\"']?: ?)(?![\"' ])(?=[^\s,;]{{0,40}}[\d_=/+-])"
-            rf"[A-Za-z0-9._~+/=-]{{8,2000}}",
+            rf"(\b[\w.-]{{0,60}}?(?:{_NAMES})[\w-]{{0,20}}[\"']?: ?)(?![\"' ])"
+            rf"(?=[^\s,;]{{0,40}}[\d_=/+-])[A-Za-z0-9._~+/=-]{{8,2000}}",
             re.IGNORECASE,
         ),
         rf"\1{MASK}",
@@ -93,4 +110,8 @@ def mask_secrets(text: str) -> str:
     """
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    lowered = text.lower()
+    if any(hint in lowered for hint in _NAME_HINTS):
+        for pattern, replacement in _NAMED_RULES:
+            text = pattern.sub(replacement, text)
     return text

@@ -12,9 +12,9 @@ _NEARLY_FULL = 0.95
 """Peak use over limit from which a SIGKILL without another witness counts as memory."""
 
 HARDWARE_XIDS = frozenset(
-    (46, 48, 54, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 136, 140, 143)
-    + (144, 145, 146, 147, 148, 149, 150, 155, 156, 158)
-)
+    (46, 48, 54, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 136, 140, 143, *range(144, 151))
+    # 151 to 154 are notices.
+) | {155, 156, 158}
 """Xids that say that the GPU or its link is at fault (NVIDIA catalog of 2025-10)."""
 
 _SIGNALS: MappingProxyType[int, tuple[FailureClass, str, str, float]] = MappingProxyType(
@@ -123,7 +123,8 @@ def from_witnesses(evidence: Evidence) -> Diagnosis | None:
         return Diagnosis(
             failure=FailureClass.CPU_OUT_OF_MEMORY,
             rule=rule,
-            reason=f"A process of the container was killed for reaching its memory limit{of_limit}.",
+            reason=f"A process of the container was killed for reaching its memory "
+            f"limit{of_limit}.",
         )
     hardware = [code for code in evidence.xid_codes or () if code in HARDWARE_XIDS]
     if hardware:
@@ -180,8 +181,8 @@ def from_exit_status(evidence: Evidence, chosen: Chosen | None) -> Diagnosis:
         return Diagnosis(
             failure=FailureClass.CPU_OUT_OF_MEMORY,
             rule="signal-kill-at-memory-limit",
-            reason=f"The process was killed with SIGKILL while it used {evidence.peak_memory_mb} of "
-            f"{evidence.memory_limit_mb} MB.",
+            reason=f"The process was killed with SIGKILL while it used {evidence.peak_memory_mb} "
+            f"of {evidence.memory_limit_mb} MB.",
             confidence=0.8,
         )
     if number is not None and number in _SIGNALS:

@@ -49,7 +49,19 @@ async def listen(
         try:
             async with get_events_subscriber(filter=wanted) as subscriber:
                 async for event in subscriber:
-                    await on_event(event)
+                    await _handle(event, on_event, logger)
         except Exception as error:
             logger.debug("The event stream broke (%s); connecting again.", error)
         await anyio.sleep(_RECONNECT_SECONDS)
+
+
+async def _handle(
+    event: Event,
+    on_event: Callable[[Event], Awaitable[None]],
+    logger: logging.Logger | logging.LoggerAdapter[Any],
+) -> None:
+    """One event that cannot be handled must not cost the stream; the polls find what it missed."""
+    try:
+        await on_event(event)
+    except Exception as error:
+        logger.warning("The event %s could not be handled: %s", event.event, error)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from prefect import Task
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Running
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ async def create_attempt_run(
         # What the user's own retries have left: run_count - 1 of them are used.
         left = max(0, policy.retries - max(0, front.run_count - 1))
         policy = policy.model_copy(update={"retries": left})
-    state = AwaitingRetry(scheduled_time=due, message=message)
+    state: State[None] = AwaitingRetry(scheduled_time=due, message=message)
     body = {
         "flow_id": str(front.flow_id),
         "deployment_id": None if front.deployment_id is None else str(front.deployment_id),
@@ -143,15 +143,20 @@ async def cancel_for_good(client: PrefectClient, flow_run_id: UUID, message: str
     run = await client.read_flow_run(flow_run_id)
     if run.state is not None and run.state.is_final():
         return
-    await client.set_flow_run_state(flow_run_id, Cancelled(message=message), force=True)
+    # Several workers may do so at once: the server takes a transition with the same id only once.
+    details = StateDetails(transition_id=uuid5(flow_run_id, "cancelled"))
+    await _accepted(client, flow_run_id, Cancelled(message=message, state_details=details))
 
 
 async def take_over(client: PrefectClient, front_id: UUID, state: State[Any]) -> None:
     """End the front run as its attempt run ended: same type, name, message and result.
 
     The Python client drops `state.data`, which holds where the result is stored; so the state is
-    posted as it came.
+    posted as it came. A front run that has ended already keeps its end.
     """
+    front = await client.read_flow_run(front_id)
+    if front.state is not None and front.state.is_final():
+        return
     data = state.data
     if data is not None and hasattr(data, "model_dump"):
         data = data.model_dump(mode="json")
@@ -161,8 +166,9 @@ async def take_over(client: PrefectClient, front_id: UUID, state: State[Any]) ->
             "name": state.name,
             "message": state.message,
             "data": data,
+            # Several workers may do so at once: the server takes the same id only once.
+            "state_details": {"transition_id": str(uuid5(front_id, f"ends as {state.id}"))},
         },
-        "force": True,
     }
     response = await client.request(
         "POST", "/flow_runs/{id}/set_state", path_params={"id": front_id}, json=body

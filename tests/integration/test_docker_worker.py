@@ -36,8 +36,14 @@ def worker(
     api.create_pool(POOL, "heteroflow")
     root = tmp_path_factory.mktemp("docker-worker")
     with Worker(
-        server, root, pool=POOL, node=NODE, worker_type="heteroflow", memory_mb=20000,
-        gpus="none", settings={"DOCKER_HOST": engine.host},
+        server,
+        root,
+        pool=POOL,
+        node=NODE,
+        worker_type="heteroflow",
+        memory_mb=20000,
+        gpus="none",
+        settings={"DOCKER_HOST": engine.host},
     ) as started:
         yield started
 
@@ -47,10 +53,15 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path / "notes.txt"
 
 
-def deploy(api: Api, flow: str, image: str, *, volumes: tuple[str, ...] = (), **variables: object) -> str:
+def deploy(
+    api: Api, flow: str, image: str, *, volumes: tuple[str, ...] = (), **variables: object
+) -> str:
     mounted = [f"{FLOWS}:{FLOWS}:ro", *volumes]
     return api.deploy(
-        flow, POOL, name=f"docker-{flow}", job_variables={"image": image, "volumes": mounted, **variables}
+        flow,
+        POOL,
+        name=f"docker-{flow}",
+        job_variables={"image": image, "volumes": mounted, **variables},
     )
 
 
@@ -61,7 +72,7 @@ def plain(api: Api, image: str, command: str, **variables: object) -> str:
 
 def allocate(need_mb: int) -> str:
     return (
-        f"python3 -c \"b = bytearray({need_mb} * 2**20);"
+        f'python3 -c "b = bytearray({need_mb} * 2**20);'
         " [b.__setitem__(i, 1) for i in range(0, len(b), 4096)]; print('enough')\""
     )
 
@@ -162,8 +173,10 @@ def test_containers_are_removed_after_their_end(
     run = plain(api, plain_image, "true")
     api.wait_end(run)
     wait_until(
-        lambda: not engine.client().containers.list(
-            all=True, filters={"label": f"io.prefect-heteroflow.flow-run-id={run}"}
+        lambda: (
+            not engine.client().containers.list(
+                all=True, filters={"label": f"io.prefect-heteroflow.flow-run-id={run}"}
+            )
         ),
         what="removal of the container",
     )

@@ -143,7 +143,11 @@ def test_engine_that_was_killed_comes_back_with_its_containers(folder: Path) -> 
     with DockerEngine(folder) as engine:
         client = engine.client()
         container = client.containers.run(
-            ensure_image(client, PLAIN_IMAGE), ["sleep", "600"], detach=True, network_mode="none"
+            ensure_image(client, PLAIN_IMAGE),
+            ["sleep", "600"],
+            detach=True,
+            network_mode="none",
+            stop_signal="SIGKILL",
         )
         engine.kill()
         engine.start()
@@ -163,6 +167,14 @@ def test_live_restore_keeps_containers_through_a_restart(folder: Path) -> None:
         engine.restart()
         container.reload()
         assert (container.status, container.attrs["State"]["Pid"]) == ("running", before)
+
+
+def test_full_disk_of_the_engine_tells_no_space_left(folder: Path) -> None:
+    """An import into an engine without room fails with the kernel's own words."""
+    with DockerEngine(folder, data_mb=16) as engine:
+        client = engine.client()
+        with pytest.raises(docker.errors.APIError, match="no space left on device"):
+            ensure_image(client, PLAIN_IMAGE)
 
 
 def test_engine_that_cannot_start_raises_with_its_log(folder: Path) -> None:

@@ -50,13 +50,16 @@ class DockerEngine:
     """A `dockerd` for the time of a `with` block.
 
     Args:
-        root: folder for images, containers and the log (`root/dockerd.log`); the data below it is
-            removed at the end, the log stays.
+        root: folder for images and containers (`root/data`), removed at the end, and for the log
+            (`root/dockerd.log`), which stays.
         args: further arguments of dockerd, such as `["--live-restore"]`.
         bridge: give the engine a bridge network of its own. Without one (`--bridge=none`) its
             containers need `network_mode="host"` or `"none"`.
         gpus: make the engine accept `device_requests` for GPUs. A container asking for some gets
             `NVIDIA_VISIBLE_DEVICES` as on a GPU machine, and no device.
+        data_mb: room for images and containers in MiB. They lie in memory (tmpfs): removing the
+            images from a disk takes longer than most tests. What a container writes into its own
+            file system therefore counts into its memory limit, and a small room is a full disk.
         start_timeout_seconds: how long the socket may take to answer.
     """
 
@@ -67,11 +70,13 @@ class DockerEngine:
         args: Sequence[str] = (),
         bridge: bool = True,
         gpus: bool = False,
+        data_mb: int = 4096,
         start_timeout_seconds: float = 60.0,
     ) -> None:
         self.root = root
         self.log_path = root / "dockerd.log"
         self.gpus = gpus
+        self.data_mb = data_mb
         self.start_timeout_seconds = start_timeout_seconds
         self._args = list(args)
         self._id = f"hf{secrets.token_hex(4)}"
@@ -113,7 +118,7 @@ class DockerEngine:
         """
         if self.pid is not None:
             return
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._mount_data()
         (self._run / "daemon.json").write_text("{}")
         # A pid file whose number now belongs to somebody else keeps dockerd from starting.
         (self._run / "docker.pid").unlink(missing_ok=True)
@@ -192,6 +197,13 @@ class DockerEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _mount_data(self) -> None:
+        data = self.root / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        if not data.is_mount():
+            size = f"size={self.data_mb}m,mode=711"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, self._id, data], check=True)
 
     def _command(self) -> list[str]:
         return [

@@ -64,10 +64,11 @@ class Worker:
             extra[f"{prefix}GPUS"] = gpus
         self._env = server.env(**extra, **(settings or {}))
         self._process: subprocess.Popen[bytes] | None = None
+        self._position = 0
 
     def start(self, *, wait: bool = True) -> None:
         """Start it, and wait until it polls."""
-        position = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self._position = len(self.log())
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -77,14 +78,21 @@ class Worker:
                 env=self._env,
                 start_new_session=True,
             )
-        if not wait:
-            return
+        if wait:
+            self.wait_start()
+
+    def wait_start(self) -> None:
+        """Return when it polls.
+
+        Raises:
+            RuntimeError: It ended instead; with what it printed.
+        """
 
         def started() -> bool:
             assert self._process is not None
             if self._process.poll() is not None:
                 raise RuntimeError(f"worker {self.node} ended:\n{self.log()[-4000:]}")
-            return "started!" in self.log()[position:]
+            return "started!" in self.log()[self._position :]
 
         wait_until(started, what=f"start of worker {self.node}", timeout_seconds=60)
 

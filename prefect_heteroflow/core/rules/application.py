@@ -9,37 +9,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="crash-signal",
         failure=FailureClass.PROCESS_CRASHED,
-        pattern=r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating|Aborted)"
-        r"|Segmentation fault|segmentation violation|SIGSEGV|\bBus error\b|SIGBUS|Illegal instruction"
-        r"|\bsegfault at [0-9a-f]|double free or corruption|corrupted size vs\. prev_size|malloc\(\): "
-        r"(?:corrupted|invalid|unaligned|memory corruption)|free\(\): invalid|stack smashing detected"
-        r"|corrupted double-linked list|munmap_chunk\(\): invalid|A fatal error has been detected by the Java"
+        pattern=r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction"
+        r"|Floating|Aborted)|Segmentation fault|segmentation violation|SIGSEGV"
+        r"|\bBus error\b|SIGBUS|Illegal instruction|\bsegfault at [0-9a-f]"
+        r"|double free or corruption|corrupted size vs\. prev_size"
+        r"|malloc\(\): (?:corrupted|invalid|unaligned|memory corruption)"
+        r"|free\(\): invalid|stack smashing detected|corrupted double-linked list"
+        r"|munmap_chunk\(\): invalid|A fatal error has been detected by the Java"
         r"|stack overflow detected|pure virtual method called|\*\*\* glibc detected",
-        gates=(
-            "Fatal Python error: ",
-            "egmentation fault",
-            "segmentation violation",
-            "SIGSEGV",
-            "Bus error",
-            "SIGBUS",
-            "llegal instruction",
-            "segfault at",
-            "double free",
-            "prev_size",
-            "malloc(): ",
-            "free(): invalid",
-            "stack smashing",
-            "double-linked list",
-            "munmap_chunk",
-            "by the Java",
-            "stack overflow detected",
-            "pure virtual method",
-            "*** glibc",
-        ),
         unless=r"could be caused by a segmentation fault|DataLoader worker|SIGSEGV\b.{0,40}handler",
         sample="./run.sh: line 18: 16729 Segmentation fault      (core dumped) python main.py",
-        near_miss="This could be caused by a segmentation fault while calling the function or by an "
-        "excessive memory usage",
+        near_miss="This could be caused by a segmentation fault while calling the function or by "
+        "an excessive memory usage",
         framework="native code",
         sentence="The process crashed in native code.",
         role=Role.FOLLOW_UP,
@@ -48,19 +29,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="abort-signal",
         failure=FailureClass.PROCESS_CRASHED,
-        pattern=r"\bAborted\b(?: \(core dumped\))?$|SIGABRT|\babort \(core dumped\)|Aborted \(core dumped\)"
-        r"|terminate called (?:after throwing|without an active)|libc\+\+abi: terminating|Check failed: "
-        r"|GGML_ASSERT|Assertion .{1,300} failed\.?$",
-        gates=(
-            "Aborted",
-            "SIGABRT",
-            "abort (core",
-            "terminate called",
-            "libc++abi",
-            "Check failed: ",
-            "GGML_ASSERT",
-            "Assertion ",
-        ),
+        pattern=r"\bAborted\b(?: \(core dumped\))?$|SIGABRT|\babort \(core dumped\)"
+        r"|Aborted \(core dumped\)|terminate called (?:after throwing|without an active)"
+        r"|libc\+\+abi: terminating|Check failed: |GGML_ASSERT"
+        r"|Assertion .{1,300} failed\.?$",
         sample="Aborted (core dumped)",
         near_miss="Assertion checks enabled",
         framework="native code",
@@ -71,27 +43,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="parent-reports-crash",
         failure=FailureClass.PROCESS_CRASHED,
-        pattern=r"(?:sent code|[Ee]xit(?:ed)?(?: with)?(?: code| status| value)?:?=?|[Rr]eturn code:?=?|status=?:?|"
-        r"Error) (?:13[2456]|139)\b|killed by signal:? (?:4|6|7|8|11)\b|code=dumped|status=(?:11/SEGV|6/ABRT|"
-        r"7/BUS)|terminated by (?:signal )?SIG(?:SEGV|ABRT|BUS|ILL|FPE)|was sent SIG(?:SEGV|ABRT|BUS)",
-        gates=(
-            "sent code 1",
-            "xit code",
-            "xited",
-            "xit status",
-            "xit value",
-            "eturn code",
-            "status 1",
-            "status=1",
-            "Error 1",
-            "killed by signal",
-            "code=dumped",
-            "status=11/SEGV",
-            "status=6/ABRT",
-            "status=7/BUS",
-            "terminated by ",
-            "was sent SIG",
-        ),
+        pattern=r"(?:code|status|value|Error)(?: |: |=)(?:132|134|135|136|139)\b"
+        r"|killed by signal:? (?:4|6|7|8|11)\b|code=dumped|status=(?:11/SEGV|6/ABRT|7/BUS)"
+        r"|terminated by (?:signal )?SIG(?:SEGV|ABRT|BUS|ILL|FPE)|was sent SIG(?:SEGV|ABRT|BUS)",
         sample="[ERROR] Worker (pid:7) was sent code 139!",
         near_miss="[ERROR] Worker (pid:7) was sent code 1!",
         framework="gunicorn, uwsgi, systemd, supervisord, make",
@@ -102,30 +56,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="stop-in-output",
         failure=FailureClass.TASK_CANCELLED,
-        pattern=r"(?:docker|podman|docker-compose|compose|supervisorctl|systemctl|kubectl|service)[\w./@ -]{0,200}"
-        r" (?:stop|restart|kill|down|delete)\b|[Ss]ent interrupt\b|before force[- ]killing|Task "
-        r"successfully killed|[Ss]topping container|[Cc]ontainer was stopped|kill signal=(?:15|9)"
-        r"|[Ss]ignal received to (?:stop|terminate)|user requested (?:stop|termination|cancel)",
-        gates=(
-            "docker",
-            "podman",
-            "compose ",
-            "supervisorctl",
-            "systemctl",
-            "kubectl",
-            "service ",
-            "ent interrupt",
-            "force killing",
-            "force-killing",
-            "topping container",
-            "ontainer was stopped",
-            "kill signal=",
-            "user requested",
-            "signal received to",
-            "ignal received to",
-        ),
-        anywhere=r"\b137\b|\b143\b|[Kk]illed|SIGTERM|SIGKILL|[Tt]erminat",
-        sample="2022-04-21T15:32:44Z  Killing     Sent interrupt. Waiting 5s before force killing",
+        pattern=r"(?:docker|podman|docker-compose|supervisorctl|systemctl|kubectl"
+        r")[\w./@ -]{0,200} (?:stop|restart|kill|down|delete)\b"
+        r"|[Ss]ent interrupt\b|before force[- ]killing|Task successfully killed"
+        r"|[Ss]topping container|[Cc]ontainer was stopped|kill signal=(?:15|9)"
+        r"|[Ss]ignal received to (?:stop|terminate)|user requested (?:stop|termination"
+        r"|cancel)",
+        anywhere=r"\b137\b|\b143\b|[Kk]illed|[Kk]illing|SIGTERM|SIGKILL|[Tt]erminat",
+        sample="Exit code: 137\n10:32:44Z  Killing  Sent interrupt. Waiting 5s before force killing",
         near_miss="INFO early stopping after 5 epochs",
         framework="docker, nomad, supervisord, systemd",
         sentence="Somebody stopped the container or the service.",
@@ -135,15 +73,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="unsupported-machine",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"Unsupported system page size|CPU (?:does not|doesn't) support|requires? (?:the )?(?:AVX|SSE|AVX2|"
-        r"AVX512)|wrong ELF class|Illegal instruction.{0,40}AVX",
-        gates=(
-            "Unsupported system page",
-            "CPU does",
-            "require",
-            "wrong ELF class",
-            "llegal instruction",
-        ),
+        pattern=r"Unsupported system page size|CPU (?:does not|doesn't) support"
+        r"|requires? (?:the )?(?:AVX|SSE|AVX2|AVX512)|wrong ELF class"
+        r"|Illegal instruction.{0,40}AVX",
         sample="<jemalloc>: Unsupported system page size",
         near_miss="INFO system page size is 4096",
         framework="native code",
@@ -153,17 +85,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="command-not-found",
         failure=FailureClass.INVALID_CONFIG,
-        pattern=r": (?:command )?not found$|: No such file or directory$|can't open file '|: cannot execute"
-        r"|bad interpreter",
-        gates=(
-            "not found",
-            "No such file or directory",
-            "can't open file",
-            "cannot execute",
-            "bad interp",
-        ),
-        context=r"^(?:/bin/)?(?:ba|da|z)?sh: |line \d{1,6}: |python[\d.]{0,5}: can't open|: not found$"
-        r"|bad interpreter|entrypoint",
+        pattern=r": (?:command )?not found$|: No such file or directory$|can't open file '"
+        r"|: cannot execute|bad interpreter",
+        context=r"^(?:/bin/)?(?:ba|da|z)?sh: |line \d{1,6}: |python[\d.]{0,5}: can't open"
+        r"|: not found$|bad interpreter|entrypoint",
         unless=r"Error\b|Errno",
         sample="/bin/sh: 1: nvcc: not found",
         near_miss="FileNotFoundError: [Errno 2] No such file or directory: 'a.csv'",
@@ -177,16 +102,6 @@ RULES: tuple[Rule, ...] = (
         failure=FailureClass.APPLICATION_ERROR,
         pattern=r"^(?:E {1,8})?[\w.]{0,300}(?:Error|Exception|Timeout|Expired)\w{0,20}"
         r"(?:: |:?$)|^[a-z_]\w{0,60}\.[\w.]{0,200}(?:Failure|Fault|NotFound|OutOfResources): ",
-        gates=(
-            "Error",
-            "Exception",
-            "Timeout",
-            "Expired",
-            "Failure: ",
-            "Fault: ",
-            "NotFound: ",
-            "OutOfResources: ",
-        ),
         unless=r"Warning: |SystemExit: 0",
         sample="ValueError: bad input",
         near_miss="UserWarning: bad input",
@@ -199,9 +114,8 @@ RULES: tuple[Rule, ...] = (
         id="cloud-client-error",
         failure=FailureClass.APPLICATION_ERROR,
         pattern=r"An error occurred \(\w{1,60}\) when calling the ",
-        gates=("n error occurred (",),
-        sample="botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) when calling the GetObject "
-        "operation: The specified key does not exist.",
+        sample="botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) when calling the "
+        "GetObject operation: The specified key does not exist.",
         near_miss="An error occurred (again) in the queue",
         framework="botocore",
         sentence="A cloud service refused a request of the program.",
@@ -212,7 +126,6 @@ RULES: tuple[Rule, ...] = (
         id="python-traceback",
         failure=FailureClass.APPLICATION_ERROR,
         pattern=r"^Traceback \(most recent call last\)",
-        gates=("Traceback (most recent call last)",),
         sample="Traceback (most recent call last):",
         near_miss="INFO the traceback is in the log",
         framework="python",
@@ -223,28 +136,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="other-language-exception",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"^Exception in thread \"|panicked at |^panic: |goroutine \d{1,6} \[running\]|^Error in .{1,200}:"
-        r"|^Execution halted|^ERROR: LoadError|Unhandled(?:PromiseRejection|Rejection| exception)|^Uncaught "
-        r"|^error: unrecognized arguments|: error: (?:unrecognized|argument|the following arguments|invalid)"
-        r"|^FAILED |undefined symbol: |cannot open shared object file"
-        r"|version `GLIBC\w{0,3}_[\d.]{1,10}' not found",
-        gates=(
-            "Exception in thread",
-            "panicked at ",
-            "panic: ",
-            "goroutine ",
-            "Error in ",
-            "Execution halted",
-            "ERROR: LoadError",
-            "Unhandled",
-            "Uncaught ",
-            ": error: ",
-            "error: unrecognized",
-            "FAILED ",
-            "undefined symbol: ",
-            "cannot open shared object",
-            "version `GLIBC",
-        ),
+        pattern=r"^Exception in thread \"|panicked at |^panic: |goroutine \d{1,6} \[running\]"
+        r"|^Error in .{1,200}:|^Execution halted|^ERROR: LoadError"
+        r"|Unhandled(?:PromiseRejection|Rejection| exception)|^Uncaught "
+        r"|^error: unrecognized arguments|: error: (?:unrecognized|argument"
+        r"|the following arguments|invalid)|^FAILED |undefined symbol: "
+        r"|cannot open shared object file|version `GLIBC\w{0,3}_[\d.]{1,10}' not found",
         sample="thread 'main' panicked at src/main.rs:4:5:",
         near_miss="INFO exception handling enabled in thread pool",
         framework="java, rust, go, R, julia, node",

@@ -9,10 +9,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="nccl-device-memory",
         failure=FailureClass.GPU_OUT_OF_MEMORY,
-        pattern=r"Failed to CUDA (?:calloc|malloc|host alloc) |[Cc]uda failure (?:\d{1,3} )?'out of memory'"
-        r"|Cuda failure.{0,60}out of memory",
-        gates=("Failed to CUDA ", "out of memory"),
-        sample="node01:3063028:3066152 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
+        pattern=r"Failed to CUDA (?:calloc|malloc|host alloc) "
+        r"|[Cc]uda failure (?:\d{1,3} )?'out of memory'|Cuda failure.{0,60}out of memory",
+        sample="node01:3063028:3066152 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc "
+        "6291456 bytes",
         near_miss="node01:3063028:3066152 [3] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P",
         framework="nccl",
         sentence="NCCL could not get GPU memory for its buffers.",
@@ -21,17 +21,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="nccl-watchdog-timeout",
         failure=FailureClass.DISTRIBUTED_PEER_LOST,
-        pattern=r"Watchdog caught collective operation timeout|watchdog thread terminated with exception"
-        r"|Heartbeat monitor timed out|watchdog got stuck for|collective operation timeout: Work"
+        pattern=r"Watchdog caught collective operation timeout"
+        r"|watchdog thread terminated with exception|Heartbeat monitor timed out"
+        r"|watchdog got stuck for|collective operation timeout: Work"
         r"|Some NCCL operations have failed or timed out|Timeout\(ms\)=\d{1,12}\) ran for",
-        gates=(
-            "collective operation timeout",
-            "watchdog thread terminated",
-            "Heartbeat monitor timed out",
-            "watchdog got stuck",
-            "Some NCCL operations have",
-            "Timeout(ms)=",
-        ),
         sample="[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
         "OpType=ALLREDUCE, Timeout(ms)=120000) ran for 120822 milliseconds before timing out.",
         near_miss="[rank0] ProcessGroupNCCL initialization options: TIMEOUT(ms): 600000",
@@ -43,37 +36,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="nccl-error",
         failure=FailureClass.DISTRIBUTED_PEER_LOST,
-        pattern=r"DistBackendError|NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError"
-        r"|ncclRemoteError|ncclInvalidUsage|NCCL communicator (?:was|encountered|aborted)|nccl.{0,20}unhandled "
-        r"(?:system|cuda) error|NCCL Error \d|NCCL WARN .{0,80}(?:timed? ?out|refused|unreachable|No route"
-        r"|reset|failed)|ibv_\w{1,40} failed|IBV_WC_RETRY_EXC_ERR|Got completion .{0,60}error \d{1,3}"
-        r"|RCCL error|HCCL error|oneCCL|CCL_ERROR|ncclCommAbort",
-        gates=(
-            "DistBackendError",
-            "NCCL error",
-            "ncclUnhandledCudaError",
-            "ncclSystemError",
-            "ncclInternalError",
-            "ncclRemoteError",
-            "ncclInvalidUsage",
-            "NCCL communicator",
-            "unhandled system error",
-            "unhandled cuda error",
-            "NCCL Error",
-            "NCCL WARN",
-            "ibv_",
-            "IBV_WC_RETRY",
-            "Got completion",
-            "RCCL error",
-            "HCCL error",
-            "oneCCL",
-            "CCL_ERROR",
-            "ncclCommAbort",
-        ),
-        unless=r"out of memory|CUDA calloc|shmutils|/dev/shm|[Pp]ermission denied|No space left|Duplicate GPU detected|Call to (?:ibv_|posix)\w"
-        r"{0,30} failed with error Success",
-        sample="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1727, unhandled "
-        "system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.19.4",
+        pattern=r"DistBackendError|NCCL error|ncclUnhandledCudaError|ncclSystemError"
+        r"|ncclInternalError|ncclRemoteError|ncclInvalidUsage|NCCL communicator (?:was"
+        r"|encountered|aborted)|nccl.{0,20}unhandled (?:system|cuda) error|NCCL Error \d"
+        r"|NCCL WARN .{0,80}(?:timed? ?out|refused|unreachable|No route|reset|failed)"
+        r"|ibv_(?:reg|poll|post|create|modify|open|alloc)_\w{1,20} failed"
+        r"|IBV_WC_RETRY_EXC_ERR|Got completion .{0,60}error \d{1,3}|RCCL error|HCCL error"
+        r"|oneCCL|CCL_ERROR|ncclCommAbort",
+        unless=r"out of memory|CUDA calloc|shmutils|/dev/shm|[Pp]ermission denied|No space left"
+        r"|Duplicate GPU detected|Call to (?:ibv_|posix)\w{0,30} failed with error Success",
+        sample="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1727, "
+        "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version "
+        "2.19.4",
         near_miss="NCCL version 2.19.4+cuda12.1",
         framework="nccl, rccl",
         sentence="The processes of the group lost their connection (NCCL).",
@@ -84,8 +58,8 @@ RULES: tuple[Rule, ...] = (
         id="nccl-duplicate-gpu",
         failure=FailureClass.INVALID_CONFIG,
         pattern=r"Duplicate GPU detected",
-        gates=("Duplicate GPU detected",),
-        sample="init.cc:521 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
+        sample="init.cc:521 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA "
+        "device 1000",
         near_miss="init.cc:521 NCCL INFO rank 1 and rank 0 on different devices",
         framework="nccl",
         sentence="Two processes of the group were given the same GPU.",
@@ -94,21 +68,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="gloo-error",
         failure=FailureClass.DISTRIBUTED_PEER_LOST,
-        pattern=r"[Gg]loo .{0,60}failed|\[.{0,80}gloo/transport/|gloo::\w{1,40}Exception|Application timeout "
-        r"caused pair closure|Connection closed by (?:remote )?peer|Timed out waiting \d{1,9}ms for "
-        r"(?:recv|send|connect)|Gloo connect",
-        gates=(
-            "Gloo ",
-            "gloo ",
-            "gloo/transport/",
-            "gloo::",
-            "pair closure",
-            "onnection closed by",
-            "Timed out waiting",
-        ),
+        pattern=r"[Gg]loo (?:timeout|error|failure)"
+        r"|\[.{0,80}gloo/transport/|gloo::(?:Io|Timeout)Exception|gloo::EnforceNotMet|App"
+        r"lication timeout caused pair closure|Connection closed by (?:remote )?peer"
+        r"|Timed out waiting \d{1,9}ms for (?:recv|send|connect)|Gloo connect",
         unless=r"NCCL WARN",
-        sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer "
-        "[10.0.0.2]:24071",
+        sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection "
+        "closed by peer [10.0.0.2]:24071",
         near_miss="INFO using gloo as backend",
         framework="gloo",
         sentence="The processes of the group lost their connection (Gloo).",
@@ -118,43 +84,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="rendezvous-failed",
         failure=FailureClass.DISTRIBUTED_PEER_LOST,
-        pattern=r"store[- ]based barrier|RendezvousTimeoutError|RendezvousConnection"
-        r"Error|RendezvousGracefulExitError|RendezvousStateError|DistStoreError|DistNetworkError|Socket Timeout"
-        r"|wait timeout after \d{1,9}ms|client socket has (?:timed out|failed to connect)|TCPStore|"
-        r"failed to recv, got 0 bytes|Broken pipe.{0,80}store|[Hh]eartbeat from .{0,60}timed out"
-        r"|The worker group .{0,40}lost|horovod\.common\.exceptions\.HorovodInternalError|HorovodInternalError"
-        r"|mpirun (?:noticed|detected|has exited)|MPI_ERR_|ORTE (?:has lost|was unable)|Timed out "
-        r"initializing process group|Barrier timed out|barrier timeout|CoordinationService|coordination "
-        r"service|DistStoreTimeout",
-        gates=(
-            "tore based barrier",
-            "tore-based barrier",
-            "Rendezvous",
-            "DistStoreError",
-            "DistNetworkError",
-            "Socket Timeout",
-            "wait timeout after",
-            "client socket has",
-            "TCPStore",
-            "failed to recv, got 0",
-            "roken pipe",
-            "eartbeat from",
-            "worker group",
-            "HorovodInternal",
-            "mpirun ",
-            "MPI_ERR_",
-            "ORTE ",
-            "initializing process group",
-            "arrier time",
-            "CoordinationService",
-            "coordination service",
-            "DistStoreTimeout",
-        ),
-        unless=r"INFO|store_based_barrier_key.{0,80}added|errno: 98|exited on signal (?:4|6|7|8|9|11)\b",
-        sample="torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying "
-        "to connect to (10.0.0.1, 29500).",
-        near_miss="INFO torch.distributed.distributed_c10d: Added key: store_based_barrier_key:1 to store "
-        "for rank: 0",
+        pattern=r"store[- ]based barrier|RendezvousTimeoutError|RendezvousConnectionError"
+        r"|RendezvousGracefulExitError|RendezvousStateError|DistStoreError"
+        r"|DistNetworkError|Socket Timeout|wait timeout after \d{1,9}ms"
+        r"|client socket has (?:timed out|failed to connect)|TCPStore"
+        r"|failed to recv, got 0 bytes|Broken pipe.{0,80}store"
+        r"|[Hh]eartbeat from .{0,60}timed out|The worker group .{0,40}lost"
+        r"|horovod\.common\.exceptions\.HorovodInternalError|HorovodInternalError"
+        r"|mpirun (?:noticed|detected|has exited)|MPI_ERR_|ORTE (?:has lost|was unable)"
+        r"|Timed out initializing process group|Barrier timed out|barrier timeout"
+        r"|CoordinationService|coordination service|DistStoreTimeout",
+        unless=r"INFO|store_based_barrier_key.{0,80}added|errno: 98|exited on signal (?:4|6|7|8|9"
+        r"|11)\b",
+        sample="torch.distributed.DistNetworkError: The client socket has timed out after "
+        "60000ms while trying to connect to (10.0.0.1, 29500).",
+        near_miss="INFO torch.distributed.distributed_c10d: Added key: store_based_barrier_key:1 "
+        "to store for rank: 0",
         framework="torchrun, horovod, mpi, jax",
         sentence="The processes of the group did not find each other.",
         role=Role.FOLLOW_UP,
@@ -164,7 +109,6 @@ RULES: tuple[Rule, ...] = (
         id="rendezvous-closed",
         failure=FailureClass.NODE_LOST,
         pattern=r"RendezvousClosedError",
-        gates=("RendezvousClosedError",),
         sample="torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
         near_miss="torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
         framework="torchrun",
@@ -175,37 +119,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="child-failed-summary",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"ChildFailedError|\(exitcode: [1-9]\d{0,2}\)|exitcode {0,4}: [1-9]\d{0,2} \(pid|returned "
-        r"non-zero exit status [1-9]\d{0,2}|CalledProcessError|ProcessRaisedException|ProcessExitedException"
-        r"|See root cause above|WorkerProc initialization failed|Engine core initialization failed|exits with "
-        r"return code = [1-9]|Primary job {1,4}terminated normally, but|llama runner (?:process )?(?:has )?"
-        r"(?:exited|terminated)|npm ERR!|make: \*\*\* |Command exiting with ret|EngineDeadError"
+        pattern=r"ChildFailedError|\(exitcode: [1-9]\d{0,2}\)|exitcode {0,4}: [1-9]\d{0,2} \(pid"
+        r"|returned non-zero exit status [1-9]\d{0,2}|CalledProcessError"
+        r"|ProcessRaisedException|ProcessExitedException|See root cause above"
+        r"|WorkerProc initialization failed|Engine core initialization failed"
+        r"|exits with return code = [1-9]|Primary job {1,4}terminated normally, but"
+        r"|llama runner (?:process )?(?:has )?(?:exited|terminated)|npm ERR!"
+        r"|make: \*\*\* |Command exiting with ret|EngineDeadError"
         r"|Engine process failed to start|Background loop (?:has errored|is not running)"
         r"|RayTaskError|exited with (?:code|status) [1-9]",
-        gates=(
-            "ChildFailedError",
-            "exitcode",
-            "non-zero exit status",
-            "CalledProcessError",
-            "ProcessRaisedException",
-            "ProcessExitedException",
-            "root cause above",
-            "initialization failed",
-            "return code = ",
-            "Primary job",
-            "llama runner ",
-            "npm ERR!",
-            "make: *** ",
-            "exiting with ret",
-            "EngineDeadError",
-            "Engine process failed",
-            "Background loop",
-            "RayTaskError",
-            "exited with ",
-        ),
-        sample="subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status "
-        "1.",
-        near_miss="ERROR failed (exitcode: -15) local_rank: 0 (pid: 2410412) of binary: /usr/bin/python",
+        sample="subprocess.CalledProcessError: Command '['python', 'train.py']' returned "
+        "non-zero exit status 1.",
+        near_miss="ERROR failed (exitcode: -15) local_rank: 0 (pid: 2410412) of binary: "
+        "/usr/bin/python",
         framework="torchrun, deepspeed, accelerate, vllm, subprocess",
         sentence="A child process ended with an error; what the error was is not in the text.",
         role=Role.SUMMARY,

@@ -35,7 +35,8 @@ def parse_size(text: str, *, base: int = 1024) -> int | None:
     if power is None:
         return None
     number = found.group(1).replace(",", "")
-    return round(Fraction(number.rstrip(".") or "0") * base**power)
+    scale: int = base**power
+    return round(Fraction(number.rstrip(".") or "0") * scale)
 
 
 def format_size(size_bytes: int) -> str:
@@ -179,7 +180,7 @@ _VLLM_STARTUP = re.compile(
 
 
 def vllm_startup(line: str) -> MemoryFigures | None:
-    """`(free/total GiB) on startup ... (utilisation, wanted GiB)`; what is used belongs to others."""
+    """`(free/total GiB) on startup ... (utilisation, wanted GiB)`; the rest belongs to others."""
     found = _VLLM_STARTUP.search(line)
     if found is None:
         return None

@@ -14,10 +14,9 @@ RULES: tuple[Rule, ...] = (
         failure=_CPU,
         pattern=r"Unable to allocate .{0,40}(?:for an array with|array with) shape|ArrayMemoryError"
         r"|array is too big; `arr\.size",
-        gates=("Unable to allocate", "ArrayMemoryError", "array is too big"),
         unless=r"array is too big",
-        sample="numpy.core._exceptions._ArrayMemoryError: Unable to allocate 94.9 MiB for an array with "
-        "shape (2160, 3840, 3) and data type float32",
+        sample="numpy.core._exceptions._ArrayMemoryError: Unable to allocate 94.9 MiB for an "
+        "array with shape (2160, 3840, 3) and data type float32",
         near_miss="ValueError: Unable to allocate a worker for this queue",
         framework="numpy, pandas",
         sentence="NumPy could not get memory of the host[ for an array of {requested}].",
@@ -27,36 +26,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="native-allocation-failed",
         failure=_CPU,
-        pattern=r"\b(?:m|re|c)alloc of size \d{1,20} failed|memory allocation of \d{1,20} bytes failed"
-        r"|ArrowMemoryError|ggml_aligned_malloc: insufficient memory|(?:failed|unable) to allocate "
-        r"CPU(?:_Mapped)? buffer|Failed to allocate memory for requested buffer of size"
+        pattern=r"\b(?:m|re|c)alloc of size \d{1,20} failed"
+        r"|memory allocation of \d{1,20} bytes failed|ArrowMemoryError"
+        r"|ggml_aligned_malloc: insufficient memory|(?:failed"
+        r"|unable) to allocate CPU(?:_Mapped)? buffer"
+        r"|Failed to allocate memory for requested buffer of size"
         r"|\bmalloc(?:\(\))?:? failed|cannot allocate \d{1,20} bytes"
         r"|out of memory allocating \d{1,20} bytes|virtual memory exhausted"
-        r"|runtime: out of memory: cannot allocate|fatal error: (?:runtime: )?out of memory"
-        r"|OutOfMemoryError\(\)$|failed to allocate memory \(NoMemoryError\)|Fortran runtime error: "
-        r"Allocation would exceed memory limit|OpenBLAS.{0,30}Memory allocation|[Ii]nsufficient virtual "
-        r"memory|not enough memory to (?:allocate|map)|tcmalloc: large alloc .{0,40}failed",
-        gates=(
-            "lloc of size",
-            "memory allocation of",
-            "ArrowMemoryError",
-            "insufficient memory",
-            "to allocate CPU",
-            "for requested buffer of size",
-            "malloc failed",
-            "malloc() failed",
-            "malloc: failed",
-            "malloc(): failed",
-            "annot allocate ",
-            "out of memory allocating",
-            "virtual memory",
-            "out of memory",
-            "OutOfMemoryError",
-            "NoMemoryError",
-            "exceed memory limit",
-            "OpenBLAS",
-            "ot enough memory to",
-        ),
+        r"|runtime: out of memory: cannot allocate"
+        r"|fatal error: (?:runtime: )?out of memory|OutOfMemoryError\(\)$"
+        r"|failed to allocate memory \(NoMemoryError\)"
+        r"|Fortran runtime error: Allocation would exceed memory limit"
+        r"|OpenBLAS.{0,30}Memory allocation|[Ii]nsufficient virtual memory"
+        r"|not enough memory to (?:allocate|map)|tcmalloc: large alloc .{0,40}failed",
         unless=r"CUDA|cuda|GPU|VRAM",
         sample="memory allocation of 2181038096 bytes failed",
         near_miss="memory allocation of 12 slots finished",
@@ -73,7 +55,6 @@ RULES: tuple[Rule, ...] = (
         id="cpp-bad-alloc",
         failure=_CPU,
         pattern=r"std::bad_alloc|St9bad_alloc|\bbad allocation\b|bad_array_new_length",
-        gates=("bad_alloc", "bad allocation", "bad_array_new_length"),
         unless=r"CUDA|cuda|rmm|RMM|out_of_memory|bad_array_new_length",
         sample="terminate called after throwing an instance of 'std::bad_alloc'",
         near_miss="MemoryError: std::bad_alloc: CUDA error at: cuda_memory_resource.hpp:69",
@@ -85,7 +66,6 @@ RULES: tuple[Rule, ...] = (
         id="python-memory-error",
         failure=_CPU,
         pattern=r"(?:^|[\s:\]|)])MemoryError\b(?!'|\")",
-        gates=("MemoryError",),
         unless=r"CUDA|cuda|rmm|\bexcept\b|pytest|raises",
         sample="MemoryError",
         near_miss="except MemoryError:",
@@ -96,21 +76,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="enomem",
         failure=_CPU,
-        pattern=r"\[Errno 12\]|Cannot allocate memory|errno(?:=|: ?| )12\b|ENOMEM|error=12, (?:Cannot|Not "
-        r"enough)|\bNot enough memory resources are available|\[WinError 1455\]|\bOs \{ code: 12,",
-        gates=(
-            "[Errno 12]",
-            "annot allocate memory",
-            "errno=12",
-            "errno: 12",
-            "errno:12",
-            "errno 12",
-            "ENOMEM",
-            "error=12, ",
-            "WinError 1455",
-            "Not enough memory resources",
-            "code: 12,",
-        ),
+        pattern=r"\[Errno 12\]|Cannot allocate memory|errno(?:=|: ?| )12\b|ENOMEM"
+        r"|error=12, (?:Cannot|Not enough)|\bNot enough memory resources are available"
+        r"|\[WinError 1455\]|\bOs \{ code: 12,",
         unless=r"/torch_|/dev/shm",
         sample="OSError: [Errno 12] Cannot allocate memory",
         near_miss="OSError: [Errno 13] Permission denied",
@@ -127,7 +95,6 @@ RULES: tuple[Rule, ...] = (
         failure=_CPU,
         pattern=r"cannot allocate (?:vector|memory block|buffer) of (?:size|length)|vector memory "
         r"(?:exhausted|limit of)|memory exhausted \(limit reached",
-        gates=("annot allocate ", "vector memory ", "memory exhausted"),
         sample="Error: cannot allocate vector of size 4.5 Gb",
         near_miss="Error: cannot allocate a seat of size 4",
         framework="R",
@@ -139,9 +106,8 @@ RULES: tuple[Rule, ...] = (
         id="jvm-threads",
         failure=FailureClass.RESOURCE_LIMIT_EXCEEDED,
         pattern=r"OutOfMemoryError: unable to create (?:new )?native thread",
-        gates=("OutOfMemoryError: unable to create",),
-        sample="java.lang.OutOfMemoryError: unable to create native thread: possibly out of memory or "
-        "process/resource limits reached",
+        sample="java.lang.OutOfMemoryError: unable to create native thread: possibly out of "
+        "memory or process/resource limits reached",
         near_miss="java.lang.OutOfMemoryError: Java heap space",
         framework="jvm",
         sentence="The limit of processes and threads was reached.",
@@ -150,39 +116,31 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="jvm-heap",
         failure=_CPU,
-        pattern=r"java\.lang\.OutOfMemoryError|OutOfMemoryError: (?:Java heap|GC overhead|Metaspace|"
-        r"Direct buffer|Direct memory|Map failed|Compressed class|Cannot reserve|Unable to acquire|Native)"
-        r"|SparkOutOfMemoryError|insufficient memory for the Java Runtime|Native memory allocation "
-        r"\(\w{1,12}\) failed|Could not reserve enough space for|Terminating due to java\.lang\."
-        r"OutOfMemoryError|UNABLE_TO_ACQUIRE_MEMORY|GC overhead limit exceeded",
-        gates=(
-            "OutOfMemoryError",
-            "insufficient memory for the Java",
-            "Native memory allocation",
-            "Could not reserve enough space",
-            "UNABLE_TO_ACQUIRE_MEMORY",
-            "GC overhead limit",
-        ),
+        pattern=r"java\.lang\.OutOfMemoryError|OutOfMemoryError: (?:Java heap|GC overhead"
+        r"|Metaspace|Direct buffer|Direct memory|Map failed|Compressed class"
+        r"|Cannot reserve|Unable to acquire|Native)|SparkOutOfMemoryError"
+        r"|insufficient memory for the Java Runtime"
+        r"|Native memory allocation \(\w{1,12}\) failed"
+        r"|Could not reserve enough space for"
+        r"|Terminating due to java\.lang\.OutOfMemoryError|UNABLE_TO_ACQUIRE_MEMORY"
+        r"|GC overhead limit exceeded",
         unless=r"unable to create (?:new )?native thread|Requested array size exceeds|-XX:",
         sample="java.lang.OutOfMemoryError: Java heap space",
         near_miss="java.lang.OutOfMemoryError: unable to create native thread",
         framework="jvm, spark",
-        sentence="The Java heap, which has a size of its own, was full[: {requested} were asked for].",
+        sentence="The Java heap, which has a size of its own, was full[: {requested} were asked "
+        "for].",
         confidence=0.88,
         numbers=(rf"(?:failed to (?:map|allocate)|to acquire|allocate) (?P<requested>{SIZE})",),
     ),
     Rule(
         id="node-heap",
         failure=_CPU,
-        pattern=r"JavaScript heap out of memory|ERR_WORKER_OUT_OF_MEMORY|Array buffer allocation failed"
-        r"|Reached heap limit Allocation failed|invalid table size Allocation failed"
-        r"|WebAssembly\.Memory\(\): could not allocate|CALL_AND_RETRY_LAST Allocation failed",
-        gates=(
-            "JavaScript heap out of memory",
-            "ERR_WORKER_OUT_OF_MEMORY",
-            "llocation failed",
-            "could not allocate",
-        ),
+        pattern=r"JavaScript heap out of memory|ERR_WORKER_OUT_OF_MEMORY"
+        r"|Array buffer allocation failed|Reached heap limit Allocation failed"
+        r"|invalid table size Allocation failed"
+        r"|WebAssembly\.Memory\(\): could not allocate"
+        r"|CALL_AND_RETRY_LAST Allocation failed",
         sample="FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory",
         near_miss="FATAL ERROR: v8::ToLocalChecked Empty MaybeLocal",
         framework="node",
@@ -193,37 +151,30 @@ RULES: tuple[Rule, ...] = (
         id="duckdb-out-of-memory",
         failure=_CPU,
         pattern=r"OutOfMemoryException|Out of Memory Error: |could not allocate block of size",
-        gates=("OutOfMemoryException", "Out of Memory Error: ", "could not allocate block"),
-        sample="duckdb.duckdb.OutOfMemoryException: Out of Memory Error: failed to allocate data of size "
-        "128.0 MiB (2.8 GiB/2.9 GiB used)",
+        sample="duckdb.duckdb.OutOfMemoryException: Out of Memory Error: failed to allocate data "
+        "of size 128.0 MiB (2.8 GiB/2.9 GiB used)",
         near_miss="duckdb.duckdb.BinderException: Binder Error: column not found",
         framework="duckdb, .NET",
-        sentence="The database engine ran out of memory[: {requested} were asked for][, its limit is "
-        "{total}].",
+        sentence="The database engine ran out of memory[: {requested} were asked for][, its "
+        "limit is {total}].",
         confidence=0.9,
         parser="duckdb",
     ),
     Rule(
         id="ray-memory-monitor",
         failure=_CPU,
-        pattern=r"exceeds the memory usage threshold|RayOutOfMemoryError|ray\.exceptions\.OutOfMemoryError"
-        r"|OutOfMemoryError: Task was killed|killed due to (?:the node running low on )?memory "
-        r"(?:pressure)?|due to the node running low on memory|More than \d{1,3}% of the memory on node"
+        pattern=r"exceeds the memory usage threshold|RayOutOfMemoryError"
+        r"|ray\.exceptions\.OutOfMemoryError|OutOfMemoryError: Task was killed"
+        r"|killed due to (?:the node running low on )?memory (?:pressure)?"
+        r"|due to the node running low on memory|More than \d{1,3}% of the memory on node"
         r"|ObjectStoreFullError",
-        gates=(
-            "memory usage threshold",
-            "OutOfMemoryError",
-            "killed due to",
-            "running low on memory",
-            "of the memory on",
-            "ObjectStoreFullError",
-        ),
         unless=r"systemd-oomd",
-        sample="Memory on the node (IP: 10.0.0.1, ID: abc) where the task was running was 59.49GB / "
-        "62.58GB (0.950744), which exceeds the memory usage threshold of 0.95.",
+        sample="Memory on the node (IP: 10.0.0.1, ID: abc) where the task was running was "
+        "59.49GB / 62.58GB (0.950744), which exceeds the memory usage threshold of 0.95.",
         near_miss="INFO memory usage threshold set to 0.95",
         framework="ray",
-        sentence="Ray killed a worker because the node's memory was nearly full[: {own} of {total}].",
+        sentence="Ray killed a worker because the node's memory was nearly full[: {own} of "
+        "{total}].",
         confidence=0.92,
         numbers=(
             rf"was (?P<own>{SIZE}) / (?P<total>{SIZE})",
@@ -234,7 +185,6 @@ RULES: tuple[Rule, ...] = (
         id="dask-own-memory-limit",
         failure=FailureClass.INVALID_CONFIG,
         pattern=r"exceeded 0% memory budget|memory_limit.{0,40}0%",
-        gates=("exceeded 0% memory budget", "memory_limit"),
         sample="distributed.nanny - WARNING - Worker exceeded 0% memory budget. Restarting",
         near_miss="distributed.nanny - WARNING - Worker exceeded 95% memory budget. Restarting",
         framework="dask",
@@ -245,9 +195,9 @@ RULES: tuple[Rule, ...] = (
         id="dask-memory-budget",
         failure=_CPU,
         pattern=r"exceeded [1-9]\d{0,2}% memory budget|exceeded [1-9]\d?% memory budget",
-        gates=("memory budget",),
         sample="distributed.nanny - WARNING - Worker exceeded 95% memory budget. Restarting",
-        near_miss="distributed.worker - WARNING - Memory use is high but worker has no data to store",
+        near_miss="distributed.worker - WARNING - Memory use is high but worker has no data to "
+        "store",
         framework="dask",
         sentence="A Dask worker used up its share of memory and was restarted.",
         confidence=0.88,
@@ -255,8 +205,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="ollama-system-memory",
         failure=_CPU,
-        pattern=r"model requires more system memory|llama runner process has terminated: signal: killed",
-        gates=("more system memory", "llama runner process"),
+        pattern=r"model requires more system memory"
+        r"|llama runner process has terminated: signal: killed",
         sample="Error: model requires more system memory (9.7 GiB) than is available (7.1 GiB)",
         near_miss="Error: llama runner process has terminated: exit status 2",
         framework="ollama",
@@ -270,15 +220,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="words-out-of-memory",
         failure=_CPU,
-        pattern=r"^(?:[\w.]{0,80}(?:Error|Exception|ERROR|FATAL|Fatal|fatal|panic|PANIC)[\w.]{0,40}:? .{0,120})?"
-        r"(?:[Oo]ut of memory|[Oo]ut of Memory|OUT OF MEMORY|[Nn]ot enough memory|[Ii]nsufficient memory)",
-        gates=(
-            "ut of memory",
-            "ut of Memory",
-            "OUT OF MEMORY",
-            "ot enough memory",
-            "nsufficient memory",
-        ),
+        pattern=r"^(?:[\w.]{0,80}(?:Error|Exception|ERROR|FATAL|Fatal|fatal|panic"
+        r"|PANIC)[\w.]{0,40}:? .{0,120})?(?:[Oo]ut of memory|[Oo]ut of Memory"
+        r"|OUT OF MEMORY|[Nn]ot enough memory|[Ii]nsufficient memory)",
         unless=r"CUDA|cuda|GPU|gpu|VRAM|[Dd]evice|HIP|shared memory",
         sample="Out of memory!",
         near_miss="see the section on what to do when out of memory",
@@ -290,59 +234,34 @@ RULES: tuple[Rule, ...] = (
         id="child-killed-sigkill",
         failure=_CPU,
         pattern=r"exit codes of the workers are \{[^}]{0,200}SIGKILL\(-9\)|exitcode {0,4}: -9\b"
-        r"|\(exitcode: -9\)|Signal 9 \(SIGKILL\) received by|died with <Signals\.SIGKILL: 9>"
-        r"|signal 9 \(SIGKILL\)|was sent SIGKILL|return code (?:= )?-9\b|returned non-zero exit status "
-        r"-9\b|status code:? -9\b|[Kk]illed by signal 9\b|terminated by signal SIGKILL|terminated with "
-        r"signal (?:9|SIGKILL)|Killed signal terminated program|ld terminated with signal 9|exited with "
-        r"(?:code|status) -9\b|exit(?:ed)?[ _]?code:? -9\b|signal: 9, SIGKILL|exited on signal 9\b",
-        gates=(
-            "SIGKILL",
-            "exitcode",
-            "ode -9",
-            "ode = -9",
-            "status -9",
-            "ode: -9",
-            "by signal 9",
-            "on signal 9",
-            "with signal 9",
-            "Killed signal",
-        ),
-        sample="ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 "
-        "(pid: 2410412) of binary: /usr/bin/python",
+        r"|\(exitcode: -9\)|Signal 9 \(SIGKILL\) received by"
+        r"|died with <Signals\.SIGKILL: 9>|signal 9 \(SIGKILL\)|was sent SIGKILL"
+        r"|return code (?:= )?-9\b|returned non-zero exit status -9\b|status code:? -9\b"
+        r"|[Kk]illed by signal 9\b|terminated by signal SIGKILL"
+        r"|terminated with signal (?:9|SIGKILL)|Killed signal terminated program"
+        r"|ld terminated with signal 9|exited with (?:code|status) -9\b"
+        r"|exit(?:ed)?[ _]?code:? -9\b|signal: 9, SIGKILL|exited on signal 9\b",
+        sample="ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) "
+        "local_rank: 0 (pid: 2410412) of binary: /usr/bin/python",
         near_miss="ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -15) "
         "local_rank: 0 (pid: 2410412) of binary: /usr/bin/python",
         framework="torchrun, joblib, deepspeed, celery, prefect",
-        sentence="A child process was killed with SIGKILL, most often because host memory was full.",
+        sentence="A child process was killed with SIGKILL, most often because host memory was "
+        "full.",
         role=Role.FOLLOW_UP,
         confidence=0.6,
     ),
     Rule(
         id="child-crashed",
         failure=FailureClass.PROCESS_CRASHED,
-        pattern=r"exitcode {0,4}: -(?:4|6|7|8|11)\b|\(exitcode: -(?:4|6|7|8|11)\)|Signal (?:4|6|7|8|11) \(SIG\w{3,5}\) received by|died with <Signals\.SIG(?:SEGV|ABRT|"
-        r"BUS|ILL|FPE)|signal 11 \(SIGSEGV\)|signal 6 \(SIGABRT\)|exit codes of the workers are \{[^}]"
-        r"{0,200}SIG(?:SEGV|ABRT|BUS)|return code (?:= )?-(?:6|7|11)\b|status code:? -(?:6|7|11)\b"
-        r"|terminated: signal: (?:aborted|segmentation fault)|exited on signal (?:4|6|7|8|11)\b",
-        gates=(
-            "exitcode",
-            "received by",
-            "Signals.SIG",
-            "exit codes of the workers",
-            "ode -6",
-            "ode -7",
-            "ode -11",
-            "ode = -6",
-            "ode = -7",
-            "ode = -11",
-            "ode: -6",
-            "ode: -7",
-            "ode: -11",
-            "signal 11 (",
-            "signal 6 (",
-            "exited on signal",
-            "terminated: signal: ",
-        ),
-        sample="  traceback : Signal 11 (SIGSEGV) received by PID 4103",
+        pattern=r"exitcode {0,4}: -(?:4|6|7|8|11)\b|\(exitcode: -(?:4|6|7|8|11)\)|Signal (?:4|6|7"
+        r"|8|11) \(SIG\w{3,5}\) received by|died with <Signals\.SIG(?:SEGV|ABRT|BUS|ILL"
+        r"|FPE)|signal 11 \(SIGSEGV\)|signal 6 \(SIGABRT\)"
+        r"|exit codes of the workers are \{[^}]{0,200}SIG(?:SEGV|ABRT|BUS)"
+        r"|return code (?:= )?-(?:6|7|11)\b|status code:? -(?:6|7|11)\b"
+        r"|terminated: signal: (?:aborted|segmentation fault)|exited on signal (?:4|6|7|8"
+        r"|11)\b",
+        sample="failed (exitcode: -11) local_rank: 1 (pid: 44) of binary: /usr/bin/python",
         near_miss="  traceback : Signal 15 (SIGTERM) received by PID 4103",
         framework="torchrun, joblib, deepspeed, celery, prefect",
         sentence="A child process crashed in native code.",
@@ -352,21 +271,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="worker-pool-broken",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"BrokenProcessPool|TerminatedWorkerError|was unexpectedly terminated\. This could be"
-        r"|WorkerLostError|ProcessExpired|KilledWorker|WorkerCrashedError|The actor died because its "
-        r"worker process has died|worker process has died|ActorDiedError|ExecutorLostFailure",
-        gates=(
-            "BrokenProcessPool",
-            "TerminatedWorkerError",
-            "was unexpectedly terminated",
-            "KilledWorker",
-            "WorkerLostError",
-            "ProcessExpired",
-            "WorkerCrashedError",
-            "worker process has died",
-            "ActorDiedError",
-            "ExecutorLostFailure",
-        ),
+        pattern=r"BrokenProcessPool|TerminatedWorkerError"
+        r"|was unexpectedly terminated\. This could be|WorkerLostError|ProcessExpired"
+        r"|KilledWorker|WorkerCrashedError"
+        r"|The actor died because its worker process has died|worker process has died"
+        r"|ActorDiedError|ExecutorLostFailure",
         sample="concurrent.futures.process.BrokenProcessPool: A process in the process pool was "
         "terminated abruptly while the future was running or pending.",
         near_miss="INFO the worker was terminated as planned",

@@ -34,16 +34,15 @@ class Rule:
 
     `pattern` is searched in one line (at most `log_lines.MAX_LINE` characters, escape codes and
     rank prefixes removed). It must be linear: every repeat bounded, none inside another
-    (`tests/core/test_rules_linear.py`). `gates` are literals one of which stands in every match;
-    they are what the scanner looks for in gigabytes of output, so they should be rare words.
+    (`tests/core/test_rules_linear.py`). What the scanner looks for in gigabytes of output are the
+    literals that every match needs, which `required_literals` reads from the pattern; so each
+    branch of a pattern should hold a word that is rare in ordinary output.
     """
 
     id: str
     failure: FailureClass | None
     """`None` for the roles `RECOVERED` and `BENIGN`."""
     pattern: str
-    gates: tuple[str, ...] = ()
-    """Empty for `RECOVERED` and `BENIGN`, which are looked for only around other matches."""
     sample: str
     """A text (one or more lines) in which the rule fires."""
     near_miss: str

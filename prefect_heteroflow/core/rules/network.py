@@ -5,39 +5,17 @@ from __future__ import annotations
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.rules.model import Role, Rule
 
-_PLACEHOLDER_GATES = tuple(
-    before + name
-    for before in (
-        "host ",
-        "host='",
-        "host=",
-        "host: ",
-        "resolve '",
-        "ENOTFOUND ",
-        "://",
-        "lookup ",
-    )
-    for name in ("none", "None", "null", "undefined")
-)
-_STATUS_GATES = tuple(
-    before + code
-    for before in ("status=", "status: ", "status ", "code=", "code: ", "code ", "response ", "HTTP ",
-                   "HTTP Error ", "HTTPError: ")
-    for code in ("500", "502", "503", "504")
-)  # fmt: skip
-
 RULES: tuple[Rule, ...] = (
     Rule(
         id="address-is-a-placeholder",
         failure=FailureClass.APPLICATION_ERROR,
         pattern=r"(?:to host |host='|host=|resolve host:? |resolve '|ENOTFOUND |https?://|lookup )"
         r"(?:none|None|null|undefined)\b(?![.-])|host=''",
-        gates=("host=''", *_PLACEHOLDER_GATES),
         context=r"[Cc]onnect|[Rr]esolve|getaddrinfo|ENOTFOUND|Error|error",
-        sample="aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host none:443 ssl:default "
-        "[getaddrinfo failed]",
-        near_miss="aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host python.org:80 "
-        "ssl:None [Network is unreachable]",
+        sample="aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host none:443 "
+        "ssl:default [getaddrinfo failed]",
+        near_miss="aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host "
+        "python.org:80 ssl:None [Network is unreachable]",
         framework="http clients",
         sentence="The address is empty: a setting was missing.",
         confidence=0.8,
@@ -45,58 +23,36 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="own-host-refused",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(?:'|\"|:\d|, ?port| port).{0,240}"
-        r"(?:[Cc]onnection refused|Max retries exceeded|Connect call failed|refused|ECONNREFUSED)"
-        r"|(?:[Cc]onnection refused|ECONNREFUSED|Connect call failed).{0,60}(?:localhost|127\.0\.0\.1|::1)",
-        gates=("efused", "ECONNREFUSED", "Max retries exceeded", "onnect call failed"),
-        sample="requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=18085): Max "
-        "retries exceeded with url: / (Caused by NewConnectionError('Connection refused'))",
+        pattern=r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(?:'|\"|:\d|, ?port"
+        r"| port).{0,240}(?:[Cc]onnection refused|Max retries exceeded"
+        r"|Connect call failed|refused|ECONNREFUSED)|(?:[Cc]onnection refused"
+        r"|ECONNREFUSED|Connect call failed).{0,60}(?:localhost|127\.0\.0\.1|::1)",
+        sample="requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', "
+        "port=18085): Max retries exceeded with url: / (Caused by "
+        "NewConnectionError('Connection refused'))",
         near_miss="INFO serving on http://127.0.0.1:8080",
         framework="http clients",
-        sentence="Nothing listens at an address of the job's own machine: a setting or a helper process "
-        "is missing.",
+        sentence="Nothing listens at an address of the job's own machine: a setting or a helper "
+        "process is missing.",
         confidence=0.7,
     ),
     Rule(
         id="service-throttled",
         failure=FailureClass.TRANSIENT_ERROR,
-        pattern=r"error occurred \((?:SlowDown|Throttling|ThrottlingException|ThrottledException|RequestLimitExceeded|"
-        r"TooManyRequestsException|ProvisionedThroughputExceededException|RequestThrottled|"
-        r"BandwidthLimitExceeded|ServiceUnavailable|InternalError|InternalServerError|503|429)\)"
-        r"|SlowDown\b|rateLimitExceeded|userRateLimitExceeded|RateLimitError|\b429 (?:Client Error|Too Many)"
-        r"|Too Many Requests|HTTP (?:Error )?429|[Rr]ate limit(?:ed| exceeded| reached)|Please reduce your "
-        r"request rate|ServerBusy|TooManyRequests|(?:status|code)[=:] ?429|RESOURCE_EXHAUSTED: [Qq]uota"
-        r"|ThrottlingException|ERROR_TOO_MANY_REQUESTS",
-        gates=(
-            "rror occurred (",
-            "SlowDown",
-            "TooManyRequests",
-            "ateLimitExceeded",
-            "RateLimitError",
-            "429 Client",
-            "429 Too",
-            "HTTP 429",
-            "HTTP Error 429",
-            "Too Many Requests",
-            "status=429",
-            "status: 429",
-            "status:429",
-            "code=429",
-            "code: 429",
-            "code:429",
-            "ate limited",
-            "ate limit exceeded",
-            "ate limit reached",
-            "reduce your request rate",
-            "ServerBusy",
-            "RESOURCE_EXHAUSTED: ",
-            "ThrottlingException",
-            "TOO_MANY_REQUESTS",
-        ),
+        pattern=r"error occurred \((?:SlowDown|Throttling|ThrottlingException|ThrottledException"
+        r"|RequestLimitExceeded|TooManyRequestsException"
+        r"|ProvisionedThroughputExceededException|RequestThrottled|BandwidthLimitExceeded"
+        r"|ServiceUnavailable|InternalError|InternalServerError|503|429)\)|SlowDown\b"
+        r"|rateLimitExceeded|userRateLimitExceeded|RateLimitError|\b429 (?:Client Error"
+        r"|Too Many)|Too Many Requests|HTTP (?:Error )?429|[Rr]ate limit(?:ed| exceeded"
+        r"| reached)|Please reduce your request rate|ServerBusy|TooManyRequests|(?:status"
+        r"|code)[=:] ?429|RESOURCE_EXHAUSTED: [Qq]uota|ThrottlingException"
+        r"|ERROR_TOO_MANY_REQUESTS",
         sample="botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the "
-        "CompleteMultipartUpload operation (reached max retries: 4): Please reduce your request rate.",
-        near_miss="botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the "
-        "GetObject operation: Access Denied",
+        "CompleteMultipartUpload operation (reached max retries: 4): Please reduce your "
+        "request rate.",
+        near_miss="botocore.exceptions.ClientError: An error occurred (AccessDenied) when "
+        "calling the GetObject operation: Access Denied",
         framework="cloud sdks, http clients",
         sentence="A service asked for fewer requests; it answers again later.",
         confidence=0.9,
@@ -104,27 +60,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="server-error",
         failure=FailureClass.TRANSIENT_ERROR,
-        pattern=r"\b50[0234] Server Error|\b50[0234] (?:Internal Server Error|Bad Gateway|Service "
-        r"(?:Temporarily )?Unavailable|Gateway Time-?out)|HTTP (?:Error |status )?50[0234]\b"
-        r"|(?:status|code)(?:=|: ?| )50[0234]\b|response 50[0234]\b|HTTPError: 50[0234]\b|HTTPStatusError: Server"
-        r" error '50\d|StatusCode\.UNAVAILABLE|InternalServerError: |ServiceUnavailable(?:Error)?\b"
-        r"|ServiceUnavailableError|The service is currently unavailable|too many 50\d error responses"
-        r"|Backend Error|backendError",
-        gates=(
-            " Server Error",
-            "Internal Server Error",
-            "Bad Gateway",
-            "Unavailable",
-            "Gateway Time",
-            *_STATUS_GATES,
-            "Server error '50",
-            "UNAVAILABLE",
-            "InternalServerError",
-            "currently unavailable",
-            "too many 50",
-            "ackend Error",
-            "backendError",
-        ),
+        pattern=r"\b50[0234] Server Error|\b50[0234] (?:Internal Server Error|Bad Gateway"
+        r"|Service (?:Temporarily )?Unavailable|Gateway Time-?out)|HTTP (?:Error "
+        r"|status )?50[0234]\b|(?:status|code)(?:=|: ?| )50[0234]\b|response 50[0234]\b"
+        r"|HTTPError: 50[0234]\b|HTTPStatusError: Server error '50\d"
+        r"|StatusCode\.UNAVAILABLE|InternalServerError: |ServiceUnavailable(?:Error)?\b"
+        r"|ServiceUnavailableError|The service is currently unavailable"
+        r"|too many 50\d error responses|Backend Error|backendError",
         unless=r"exit status|exit code|exitcode|returned? code",
         sample="requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: "
         "https://hub.example.com/api/models",
@@ -137,11 +79,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="address-in-use",
         failure=FailureClass.TRANSIENT_ERROR,
-        pattern=r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]|errno: 98\b|failed to bind to any local "
-        r"network address",
-        gates=("ddress already in use", "EADDRINUSE", "[Errno 98]", "errno: 98", "any local"),
-        sample="RuntimeError: The server socket has failed to listen on any local network address. The server "
-        "socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+        pattern=r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]|errno: 98\b"
+        r"|failed to bind to any local network address",
+        sample="RuntimeError: The server socket has failed to listen on any local network "
+        "address. The server socket has failed to bind to [::]:29500 (errno: 98 - Address "
+        "already in use).",
         near_miss="OSError: [Errno 99] Cannot assign requested address",
         framework="torchrun, servers",
         sentence="Another process of the node holds the network port.",
@@ -150,28 +92,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="dns-temporary",
         failure=FailureClass.NETWORK_TIMEOUT,
-        pattern=r"Temporary failure in name resolution|EAI_AGAIN|\[Errno -3\]|getaddrinfo failed|Name or "
-        r"service not known|NameResolutionError|nodename nor servname|Could not resolve host|ENOTFOUND"
-        r"|\[Errno -[25]\]|No address associated with hostname|UnknownHostException|no such host"
+        pattern=r"Temporary failure in name resolution|EAI_AGAIN|\[Errno -3\]|getaddrinfo failed"
+        r"|Name or service not known|NameResolutionError|nodename nor servname"
+        r"|Could not resolve host|ENOTFOUND|\[Errno -[25]\]"
+        r"|No address associated with hostname|UnknownHostException|no such host"
         r"|server misbehaving|lookup .{1,120}: i/o timeout|Failed to resolve|gaierror",
-        gates=(
-            "name resolution",
-            "EAI_AGAIN",
-            "[Errno -",
-            "getaddrinfo failed",
-            "service not known",
-            "NameResolutionError",
-            "nodename nor servname",
-            "ould not resolve host",
-            "ENOTFOUND",
-            "associated with hostname",
-            "UnknownHostException",
-            "no such host",
-            "server misbehaving",
-            "i/o timeout",
-            "ailed to resolve",
-            "gaierror",
-        ),
         sample="socket.gaierror: [Errno -3] Temporary failure in name resolution",
         near_miss="resolved host python.org to 151.101.0.223",
         framework="resolver",
@@ -181,18 +106,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="tls-certificate",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"CERTIFICATE_VERIFY_FAILED|certificate (?:has expired|is not trusted|signed by unknown)"
-        r"|x509: |self[- ]signed certificate|WRONG_VERSION_NUMBER|hostname mismatch, certificate",
-        gates=(
-            "CERTIFICATE_VERIFY_FAILED",
-            "certificate ",
-            "x509: ",
-            "signed certificate",
-            "WRONG_VERSION_NUMBER",
-            "hostname mismatch",
-        ),
-        sample="ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
-        "unable to get local issuer certificate",
+        pattern=r"CERTIFICATE_VERIFY_FAILED|certificate (?:has expired|is not trusted"
+        r"|signed by unknown)|x509: |self[- ]signed certificate|WRONG_VERSION_NUMBER"
+        r"|hostname mismatch, certificate",
+        sample="ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate "
+        "verify failed: unable to get local issuer certificate",
         near_miss="ssl.SSLEOFError: EOF occurred in violation of protocol (_ssl.c:1007)",
         framework="tls",
         sentence="A server's certificate is not accepted.",
@@ -201,58 +119,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="network-timeout",
         failure=FailureClass.NETWORK_TIMEOUT,
-        pattern=r"(?:Read|Connect|Write|Pool)Timeout(?:Error)?\b|[Rr]ead timed out|[Cc]onnection timed out"
-        r"|[Tt]he read operation timed out|[Tt]he handshake operation timed out|socket\.timeout|ETIMEDOUT"
-        r"|ESOCKETTIMEDOUT|[Cc]onnection to .{1,120} timed out|TLS handshake timeout|Client\.Timeout exceeded"
-        r"|request canceled while waiting for connection|net/http: .{0,60}timeout|i/o timeout"
-        r"|Max retries exceeded with url|Connect call failed|[Nn]etwork is unreachable|[Nn]o route to host"
-        r"|ENETUNREACH|EHOSTUNREACH|Failed to establish a new connection|ServerTimeoutError|TimeoutError: "
-        r"\[Errno 110\]|\[Errno 1(?:10|01|13)\]|ConnectTimeoutError|ReadTimeoutError|EndpointConnectionError"
-        r"|Could not connect to the endpoint URL|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded|Operation timed "
-        r"out|timed out after \d{1,9}|SocketTimeoutException|ConnectionTimeoutError|RequestTimeout\b"
-        r"|\bTimeoutError\b|Could not connect to server|curl: \((?:6|7|28|"
-        r"35|52|55|56)\)|LocalEntryNotFoundError|couldn't connect to '?https?:|We couldn't connect to"
-        r"|An error happened while trying to locate the file on the Hub|offline mode is enabled"
-        r"|context deadline exceeded",
-        gates=(
-            "ReadTimeout",
-            "ConnectTimeout",
-            "WriteTimeout",
-            "PoolTimeout",
-            "timed out",
-            "TIMEDOUT",
-            "socket.timeout",
-            "handshake timeout",
-            "Client.Timeout",
-            "TimeoutError",
-            "RequestTimeout",
-            "SocketTimeoutException",
-            "net/http: ",
-            "waiting for connection",
-            "i/o timeout",
-            "Max retries exceeded",
-            "onnect call failed",
-            "etwork is unreachable",
-            "o route to host",
-            "ENETUNREACH",
-            "EHOSTUNREACH",
-            "establish a new connection",
-            "[Errno 110]",
-            "[Errno 101]",
-            "[Errno 113]",
-            "EndpointConnectionError",
-            "the endpoint URL",
-            "DEADLINE_EXCEEDED",
-            "eadline exceeded",
-            "eadline Exceeded",
-            "Could not connect to",
-            "curl: (",
-            "LocalEntryNotFoundError",
-            "ouldn't connect to",
-            "locate the file on the Hub",
-            "offline mode is",
-            "context deadline exceeded",
-        ),
+        pattern=r"(?:Read|Connect|Write|Pool)Timeout(?:Error)?\b|[Rr]ead timed out"
+        r"|[Cc]onnection timed out|[Tt]he read operation timed out"
+        r"|[Tt]he handshake operation timed out|socket\.timeout|ETIMEDOUT|ESOCKETTIMEDOUT"
+        r"|[Cc]onnection to .{1,120} timed out|TLS handshake timeout"
+        r"|Client\.Timeout exceeded|request canceled while waiting for connection"
+        r"|net/http: .{0,60}timeout|i/o timeout|Max retries exceeded with url"
+        r"|Connect call failed|[Nn]etwork is unreachable|[Nn]o route to host|ENETUNREACH"
+        r"|EHOSTUNREACH|Failed to establish a new connection|ServerTimeoutError"
+        r"|TimeoutError: \[Errno 110\]|\[Errno 1(?:10|01|13)\]|ConnectTimeoutError"
+        r"|ReadTimeoutError|EndpointConnectionError|Could not connect to the endpoint URL"
+        r"|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded|Operation timed out"
+        r"|timed out after \d{1,9}|SocketTimeoutException|ConnectionTimeoutError"
+        r"|RequestTimeout\b|\bTimeoutError\b|Could not connect to server|curl: \((?:6|7"
+        r"|28|35|52|55|56)\)|LocalEntryNotFoundError|couldn't connect to '?https?:"
+        r"|We couldn't connect to|An error happened while trying to locate the file on th"
+        r"e Hub|offline mode is enabled|context deadline exceeded",
         unless=r"NCCL|gloo|Gloo|Watchdog|store|Store|DistNetworkError|client socket has|endezvous",
         sample="httpx.ReadTimeout: The read operation timed out",
         near_miss="INFO set the read timeout to 30 s",
@@ -263,52 +145,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="connection-broken",
         failure=FailureClass.NETWORK_TIMEOUT,
-        pattern=r"ConnectionResetError|[Cc]onnection reset by peer|ECONNRESET|RemoteDisconnected|Remote end "
-        r"closed connection|[Cc]onnection aborted|IncompleteRead|ChunkedEncodingError|ServerDisconnectedError"
-        r"|RemoteProtocolError|ConnectionError: |ConnectError\b|ClientConnectorError|ClientOSError"
-        r"|BrokenPipeError|SSLEOFError|EOF occurred in violation of protocol|SSL_ERROR_SYSCALL"
-        r"|ContentTooShortError|[Cc]onnection refused|ECONNREFUSED|socket hang up|unexpected EOF"
-        r"|ClientPayloadError|ProtocolError: |server closed the connection unexpectedly|[Cc]onnection lost"
+        pattern=r"ConnectionResetError|[Cc]onnection reset by peer|ECONNRESET|RemoteDisconnected"
+        r"|Remote end closed connection|[Cc]onnection aborted|IncompleteRead"
+        r"|ChunkedEncodingError|ServerDisconnectedError|RemoteProtocolError"
+        r"|ConnectionError: |ConnectError\b|ClientConnectorError|ClientOSError"
+        r"|BrokenPipeError|SSLEOFError|EOF occurred in violation of protocol"
+        r"|SSL_ERROR_SYSCALL|ContentTooShortError|[Cc]onnection refused|ECONNREFUSED"
+        r"|socket hang up|unexpected EOF|ClientPayloadError|ProtocolError: "
+        r"|server closed the connection unexpectedly|[Cc]onnection lost"
         r"|UNEXPECTED_EOF_WHILE_READING|early EOF|RPC failed; |The remote end hung up"
-        r"|Server disconnected|ConnectionClosedError|Connection closed unexpectedly|: EOF$",
-        gates=(
-            "onnectionResetError",
-            "onnection reset",
-            "ECONNRESET",
-            "RemoteDisconnected",
-            "Remote end",
-            "onnection aborted",
-            "IncompleteRead",
-            "ChunkedEncodingError",
-            "DisconnectedError",
-            "RemoteProtocolError",
-            "ConnectionError: ",
-            "ConnectError",
-            "ClientConnectorError",
-            "ClientOSError",
-            "BrokenPipeError",
-            "SSLEOFError",
-            "EOF occurred",
-            "SSL_ERROR_SYSCALL",
-            "ContentTooShort",
-            "onnection refused",
-            "ECONNREFUSED",
-            "socket hang up",
-            "nexpected EOF",
-            "ClientPayloadError",
-            "ProtocolError: ",
-            "server closed the",
-            "onnection lost",
-            "UNEXPECTED_EOF",
-            "early EOF",
-            "RPC failed; ",
-            "remote end hung up",
-            "erver disconnected",
-            "ConnectionClosedError",
-            "onnection closed",
-            ": EOF",
-        ),
-        unless=r"NCCL|gloo|Gloo|Store|DistNetworkError|client socket has|remote peer|MESSAGE_TASK_EXIT",
+        r"|Server disconnected|ConnectionClosedError|Connection closed unexpectedly"
+        r"|: EOF$",
+        unless=r"NCCL|gloo|Gloo|Store|DistNetworkError|client socket has|remote peer"
+        r"|MESSAGE_TASK_EXIT",
         sample="ConnectionResetError: [Errno 104] Connection reset by peer",
         near_miss="INFO connection pool opened",
         framework="http clients, sockets",
@@ -318,16 +167,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="retry-announced",
         failure=None,
-        pattern=r"Retrying \(Retry\(total=|[Rr]etrying in \d|[Ww]ill retry|, retrying\b|[Rr]etry(?:ing)? "
-        r"(?:attempt )?\d{1,4}(?:/| of )\d|Retrying \(|trying again in|[Bb]acking off|Trying to resume download",
-        gates=(
-            "etrying",
-            "ill retry",
-            "etry",
-            "rying again",
-            "acking off",
-            "rying to resume",
-        ),
+        pattern=r"Retrying \(Retry\(total=|[Rr]etrying in \d|[Ww]ill retry|, retrying\b"
+        r"|[Rr]etry(?:ing)? (?:attempt )?\d{1,4}(?:/| of )\d|Retrying \(|trying again in"
+        r"|[Bb]acking off|Trying to resume download",
         sample="WARNING Retrying (Retry(total=3, connect=None)) after connection broken by "
         "'ConnectTimeoutError'",
         near_miss="ConnectTimeoutError: timed out",

@@ -22,9 +22,10 @@ def _recovered(id: str, pattern: str, sample: str, miss: str, of: str) -> Rule:
 RULES: tuple[Rule, ...] = (
     _benign(
         "tensorflow-not-a-failure",
-        r"The caller indicates that this is not a failure|exceeds \d{1,3}% of (?:free )?(?:system )?memory",
-        "W Allocator (GPU_0_bfc) ran out of memory trying to allocate 3.5GiB. The caller indicates that this "
-        "is not a failure, but may mean that there could be performance gains",
+        r"The caller indicates that this is not a failure"
+        r"|exceeds \d{1,3}% of (?:free )?(?:system )?memory",
+        "W Allocator (GPU_0_bfc) ran out of memory trying to allocate 3.5GiB. The caller "
+        "indicates that this is not a failure, but may mean that there could be performance gains",
         "W OP_REQUIRES failed: Resource exhausted: OOM when allocating tensor",
         "tensorflow",
     ),
@@ -38,47 +39,53 @@ RULES: tuple[Rule, ...] = (
     _benign(
         "advice-text",
         r"^\W{0,6}(?:Hint|HINT|Tip|TIP|NOTE|Note|Help|help|Suggestion)\b ?:|typically means"
-        r"|(?:could|can) be caused by (?:out|running|insufficient)|If (?:you )?(?:run|encounter|"
-        r"get|see)[^\n]{0,40}(?:out of memory|OOM|timeout)|to avoid (?:out[- ]of[- ]memory|OOM|running out)"
-        r"|(?:prevent|reduce|against) (?:the )?(?:risk of )?(?:OOM|out[- ]of[- ]memory)|in case of (?:OOM|out)",
-        "Hint: Exit code 137 typically means the process is killed because it was running out of memory",
+        r"|(?:could|can) be caused by (?:out|running|insufficient)|If (?:you )?(?:run|encounter"
+        r"|get|see)[^\n]{0,40}(?:out of memory|OOM|timeout)|to avoid (?:out[- ]of[- ]memory|OOM"
+        r"|running out)|(?:prevent|reduce|against) (?:the )?(?:risk of )?(?:OOM"
+        r"|out[- ]of[- ]memory)|in case of (?:OOM|out)",
+        "Hint: Exit code 137 typically means the process is killed because it was running out of "
+        "memory",
         "RuntimeError: CUDA error: out of memory",
         "everything",
     ),
     _benign(
         "test-report",
-        r"(?:::|/)test_\w{0,120}.{0,40}(?:PASSED|SKIPPED|XFAIL|ok\b)|^test_\w{1,120} .{0,80}\.\.\. ok"
-        r"|^File \"[^\"]{1,300}\", line \d|^\s*(?:def|class|async def) \w|^\s*except\b|^\s*with pytest\.raises|^\s*raise \w|not found in '",
+        r"(?:::|/)test_\w{0,120}.{0,40}(?:PASSED|SKIPPED|XFAIL|ok\b)"
+        r"|^test_\w{1,120} .{0,80}\.\.\. ok|^File \"[^\"]{1,300}\", line \d|^(?:def|class"
+        r"|async def) \w|^except\b|^with pytest\.raises|^raise \w|not found in '",
         "tests/test_memory.py::test_raises_out_of_memory_error PASSED",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
         "pytest, source lines of tracebacks",
     ),
     _benign(
         "launcher-cleanup",
-        r"closing signal SIG|Killing subprocess|[Ss]ending (?:SIGTERM|signal 15|SIGKILL)|death "
-        r"signal, shutting down|destroy_process_group|process group has NOT been destroyed|resource_tracker: "
-        r"|HYDRA_FULL_ERROR|srun: error: .{0,80}Terminated|Failed to send MESSAGE_TASK_EXIT|^wandb: "
-        r"|Bypassing signal|error waiting for container: context canceled|CUDA kernel errors might be"
-        r"|For debugging consider|TORCH_USE_CUDA_DSA|PCIe Bus Error: severity=Corrected|AER: Corrected error",
-        "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 1821 closing signal SIGTERM",
+        r"closing signal SIG|Killing subprocess|[Ss]ending (?:SIGTERM|signal 15|SIGKILL)"
+        r"|death signal, shutting down|destroy_process_group|process group has NOT been destroyed"
+        r"|resource_tracker: |HYDRA_FULL_ERROR|srun: error: .{0,80}Terminated"
+        r"|Failed to send MESSAGE_TASK_EXIT|^wandb: |Bypassing signal"
+        r"|error waiting for container: context canceled|CUDA kernel errors might be"
+        r"|For debugging consider|TORCH_USE_CUDA_DSA|PCIe Bus Error: severity=Corrected"
+        r"|AER: Corrected error",
+        "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 1821 closing "
+        "signal SIGTERM",
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
         "torchrun, deepspeed, slurm, wandb, dmesg",
     ),
     _benign(
         "config-and-flags",
-        r"OOMKilled\"?[:=] ?\"?false|--\w[\w-]{0,40}(?:oom|timeout|retry)|-XX:[+-]\w{0,60}|[A-Z_]{3,40}="
-        r"[^ ]{0,60}(?:oom|timeout)",
+        r"OOMKilled\"?[:=] ?\"?false|--\w[\w-]{0,40}(?:oom|timeout|retry)|-XX:[+-]\w{0,60}"
+        r"|[A-Z_]{3,40}=[^ ]{0,60}(?:oom|timeout)",
         'State: {"ExitCode": 137, "OOMKilled": false}',
         "Reason: OOMKilled",
         "docker, jvm",
     ),
     _recovered(
         "retried-and-went-on",
-        r"retrying (?:without|with|in|the)|[Ss]kipping (?:this |the )?(?:batch|sample|step|length|example|file)"
-        r"|skipping batch|[Ff]alling back to|[Rr]educing (?:the )?batch|reduc(?:ed|ing) batch size|trying smaller"
-        r"|[Rr]ecovered from|[Rr]esum(?:ed|ing) (?:from|training)|attempting to recover|[Cc]aught .{0,80}continuing"
-        r"|[Cc]ontinuing (?:anyway|without|with)|succeeded (?:after|on) (?:retry|attempt)|[Rr]etry succeeded"
-        r"|OOM.{0,60}[Ss]kip",
+        r"retrying (?:without|with|in|the)|[Ss]kipping (?:this |the )?(?:batch|sample|step|length"
+        r"|example|file)|skipping batch|[Ff]alling back to|[Rr]educing (?:the )?batch|reduc(?:ed"
+        r"|ing) batch size|trying smaller|[Rr]ecovered from|[Rr]esum(?:ed|ing) (?:from|training)"
+        r"|attempting to recover|[Cc]aught .{0,80}continuing|[Cc]ontinuing (?:anyway|without"
+        r"|with)|succeeded (?:after|on) (?:retry|attempt)|[Rr]etry succeeded|OOM.{0,60}[Ss]kip",
         "| WARNING: ran out of memory on GPU #2, skipping batch",
         "RuntimeError: CUDA error: out of memory",
         "training loops, llama.cpp",

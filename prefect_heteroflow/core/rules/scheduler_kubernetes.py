@@ -10,25 +10,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="kernel-oom-kill",
         failure=FailureClass.CPU_OUT_OF_MEMORY,
-        pattern=r"[Oo]ut of memory: Kill(?:ed)? process \d|oom-kill:constraint=CONSTRAINT_|invoked "
-        r"oom-killer|oom_reaper: reaped process|Memory cgroup out of memory|Killed process \d{1,10} \("
-        r"|killed by the OOM killer|Failed with result 'oom-kill'|due to memory pressure for /"
-        r"|systemd-oomd\[\d{1,10}\]: Killed |due to memory (?:used|pressure)(?: for| \(|\b)"
-        r"|earlyoom.{0,60}sending SIG(?:TERM|KILL)|oom_kill [1-9]",
-        gates=(
-            "ut of memory: Kill",
-            "oom-kill",
-            "oom_reaper: reaped",
-            "Memory cgroup out of",
-            "Killed process",
-            "the OOM killer",
-            "due to memory",
-            "systemd-oomd",
-            "earlyoom",
-            "oom_kill ",
-        ),
-        sample="kernel: Memory cgroup out of memory: Killed process 4217 (python) total-vm:9437184kB, "
-        "anon-rss:8388608kB, file-rss:0kB, shmem-rss:0kB, UID:0",
+        pattern=r"[Oo]ut of memory: Kill(?:ed)? process \d|oom-kill:constraint=CONSTRAINT_"
+        r"|invoked oom-killer|oom_reaper: reaped process|Memory cgroup out of memory"
+        r"|Killed process \d{1,10} \(|killed by the OOM killer"
+        r"|Failed with result 'oom-kill'|due to memory pressure for /"
+        r"|systemd-oomd\[\d{1,10}\]: Killed |due to memory (?:used|pressure)(?: for| \("
+        r"|\b)|earlyoom.{0,60}sending SIG(?:TERM|KILL)|oom_kill [1-9]",
+        sample="kernel: Memory cgroup out of memory: Killed process 4217 (python) "
+        "total-vm:9437184kB, anon-rss:8388608kB, file-rss:0kB, shmem-rss:0kB, UID:0",
         near_miss="kernel: systemd-oomd.service: Deactivated successfully",
         framework="linux, systemd",
         sentence="The kernel killed a process because host memory was full[; it held {own}].",
@@ -39,33 +28,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="scheduler-memory-kill",
         failure=FailureClass.CPU_OUT_OF_MEMORY,
-        pattern=r"Detected \d{1,6} oom[_-]kill event|have been OOM Killed|oom[_-]kill event\(?s?\)? in "
-        r"|[Ee]xceeded (?:job|step) memory limit|exceeded memory limit \(\d|TERM_MEMLIMIT|PBS: job "
-        r"killed: (?:v?mem|pmem)|beyond (?:the )?'?(?:physical|virtual|PHYSICAL|VIRTUAL)'? memory limit"
-        r"|exceeding (?:physical |virtual )?memory limits|Container killed by YARN|STATE=OUT_OF_MEMORY|exception type=oom"
-        r"|memory usage exceeded (?:request|the limit)|OOMKilled\b(?!\"?: ?false|=false|:false)"
-        r"|low on resource: memory|Job exceeded its memory|job killed after reaching LSF memory",
-        gates=(
-            "oom_kill event",
-            "oom-kill event",
-            "OOM Killed",
-            "xceeded job memory",
-            "exceeded memory",
-            "xceeded step memory",
-            "TERM_MEMLIMIT",
-            "PBS: job killed",
-            " memory limit",
-            "killed by YARN",
-            "STATE=OUT_OF_MEMORY",
-            "type=oom",
-            "memory usage exceeded",
-            "OOMKilled",
-            "low on resource: memory",
-            "exceeded its memory",
-            "LSF memory",
-        ),
-        sample="slurmstepd: error: Detected 1 oom_kill event in StepId=1234.batch. Some of the step tasks "
-        "have been OOM Killed.",
+        pattern=r"Detected \d{1,6} oom[_-]kill event|have been OOM Killed"
+        r"|oom[_-]kill event\(?s?\)? in |[Ee]xceeded (?:job|step) memory limit"
+        r"|exceeded memory limit \(\d|TERM_MEMLIMIT|PBS: job killed: (?:v?mem|pmem)"
+        r"|beyond (?:the )?'?(?:physical|virtual|PHYSICAL|VIRTUAL)'? memory limit"
+        r"|exceeding (?:physical |virtual )?memory limits|Container killed by YARN"
+        r"|STATE=OUT_OF_MEMORY|exception type=oom|memory usage exceeded (?:request"
+        r"|the limit)|OOMKilled\b(?!\"?: ?false|=false|:false)|low on resource: memory"
+        r"|Job exceeded its memory|job killed after reaching LSF memory",
+        sample="slurmstepd: error: Detected 1 oom_kill event in StepId=1234.batch. Some of the "
+        "step tasks have been OOM Killed.",
         near_miss='{"Status": "exited", "OOMKilled": false, "ExitCode": 1}',
         framework="slurm, yarn, pbs, lsf, kubernetes",
         sentence="The scheduler killed the job for its memory[: {own}][ of {total}].",
@@ -80,29 +52,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="scheduler-preempted",
         failure=FailureClass.PREEMPTED,
-        pattern=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE|[Ss]pot (?:[Ii]nstance )?(?:[Ii]nterruption|"
-        r"termination) (?:notice|warning)|instance-action.{0,60}terminate|Preempted by "
-        r"|preempted to (?:admit|make room)|PreemptionByScheduler|PreemptingByScheduler"
-        r"|[Ii]nstance (?:was|is being|has been|will be) preempted|Preemption(?: |-)(?:notice|event)"
-        r"|pod was preempted|TERM_PREEMPT|Job was preempted|Reason: {1,12}Preempt(?:ed|ing)\b"
-        r"|to be terminated due to spot|[Pp]reempted by a higher",
-        gates=(
-            "DUE TO PREEMPTION",
-            "DUE TO JOB REQUEUE",
-            "nterruption",
-            "termination notice",
-            "termination warning",
-            "instance-action",
-            "reempted",
-            "ByScheduler",
-            "Preemption",
-            "TERM_PREEMPT",
-            "Preempting",
-            "due to spot",
-        ),
-        sample="slurmstepd: error: *** JOB 37361369 ON node01 CANCELLED AT 2021-03-15T18:00:46 DUE TO "
-        "PREEMPTION ***",
-        near_miss="slurmstepd: error: *** JOB 37361369 ON node01 CANCELLED AT 2021-03-15T18:00:46 ***",
+        pattern=r"DUE TO PREEMPTION|DUE TO JOB REQUEUE"
+        r"|[Ss]pot (?:[Ii]nstance )?(?:[Ii]nterruption|termination) (?:notice|warning)"
+        r"|instance-action.{0,60}terminate|Preempted by |preempted to (?:admit|make room)"
+        r"|PreemptionByScheduler|PreemptingByScheduler|[Ii]nstance (?:was|is being"
+        r"|has been|will be) preempted|Preemption(?: |-)(?:notice|event)"
+        r"|pod was preempted|TERM_PREEMPT|Job was preempted|Reason: {1,12}Preempt(?:ed"
+        r"|ing)\b|to be terminated due to spot|[Pp]reempted by a higher",
+        sample="slurmstepd: error: *** JOB 37361369 ON node01 CANCELLED AT 2021-03-15T18:00:46 "
+        "DUE TO PREEMPTION ***",
+        near_miss="slurmstepd: error: *** JOB 37361369 ON node01 CANCELLED AT "
+        "2021-03-15T18:00:46 ***",
         framework="slurm, cloud, kubernetes",
         sentence="The scheduler took the node or the slot away for other work.",
         role=Role.PLATFORM,
@@ -111,23 +71,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="scheduler-time-limit",
         failure=FailureClass.RESOURCE_LIMIT_EXCEEDED,
-        pattern=r"DUE TO TIME LIMIT|TERM_RUNLIMIT|PBS: job killed: walltime|DeadlineExceeded\b.{0,80}"
-        r"(?:active|specified|Job|Pod)|active on the node longer than (?:the )?specified deadline"
+        pattern=r"DUE TO TIME LIMIT|TERM_RUNLIMIT|PBS: job killed: walltime"
+        r"|DeadlineExceeded\b.{0,80}(?:active|specified|Job|Pod)"
+        r"|active on the node longer than (?:the )?specified deadline"
         r"|Job was active longer than specified deadline|walltime \d{1,12} exceeded limit"
-        r"|exceeded (?:the )?(?:wall(?:[- ]?clock)?[- ]?time|walltime) limit|[Cc]pu time limit exceeded"
-        r"|CPU time limit exceeded|Reason: {1,12}DeadlineExceeded",
-        gates=(
-            "DUE TO TIME LIMIT",
-            "TERM_RUNLIMIT",
-            "walltime",
-            "DeadlineExceeded",
-            "specified deadline",
-            "time limit",
-            "exceeded wall",
-            "exceeded the wall",
-        ),
-        sample="slurmstepd: error: *** JOB 494583 ON node01 CANCELLED AT 2024-04-20T09:09:37 DUE TO TIME "
-        "LIMIT ***",
+        r"|exceeded (?:the )?(?:wall(?:[- ]?clock)?[- ]?time|walltime) limit"
+        r"|[Cc]pu time limit exceeded|CPU time limit exceeded"
+        r"|Reason: {1,12}DeadlineExceeded",
+        sample="slurmstepd: error: *** JOB 494583 ON node01 CANCELLED AT 2024-04-20T09:09:37 DUE "
+        "TO TIME LIMIT ***",
         near_miss="sbatch: Time limit set to 24:00:00",
         framework="slurm, pbs, lsf, kubernetes",
         sentence="The job ran into its time limit.",
@@ -137,29 +89,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="scheduler-node-lost",
         failure=FailureClass.NODE_LOST,
-        pattern=r"DUE TO NODE FAIL|imminent node shutdown|NODE_FAIL|NodeLost\b|NodeNotReady|The node .{0,80}(?:has died|is dead|was terminated)|ray\.exceptions\.NodeDiedError"
-        r"|node .{0,80}has been marked dead|[Nn]ode failure|Node failed|deleted by (?:the )?node "
-        r"controller|TaintManagerEviction|OwnerDiedError|Connection to .{1,80} closed by remote host"
-        r"|agent .{0,60}lost contact|(?:[Rr]aylet|GCS).{0,120}(?:End of file|[Dd]isconnected|unreachable|not reachable)",
-        gates=(
-            "DUE TO NODE FAIL",
-            "node shutdown",
-            "NODE_FAIL",
-            "NodeLost",
-            "NodeNotReady",
-            "The node ",
-            "been marked dead",
-            "NodeDiedError",
-            "ode failure",
-            "Node failed",
-            "node controller",
-            "TaintManagerEviction",
-            "OwnerDiedError",
-            "closed by remote host",
-            "lost contact",
-            "aylet",
-            "GCS",
-        ),
+        pattern=r"DUE TO NODE FAIL|imminent node shutdown|NODE_FAIL|NodeLost\b|NodeNotReady"
+        r"|The node .{0,80}(?:has died|is dead|was terminated)"
+        r"|ray\.exceptions\.NodeDiedError|node .{0,80}has been marked dead"
+        r"|[Nn]ode failure|Node failed|deleted by (?:the )?node controller"
+        r"|TaintManagerEviction|OwnerDiedError"
+        r"|Connection to .{1,80} closed by remote host|agent .{0,60}lost contact"
+        r"|(?:[Rr]aylet|GCS).{0,120}(?:End of file|[Dd]isconnected|unreachable"
+        r"|not reachable)",
         sample="Message:      Pod was terminated in response to imminent node shutdown.",
         near_miss="INFO shutting down data loader on this node",
         framework="slurm, kubernetes, ray",
@@ -170,15 +107,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="kubernetes-evicted-disk",
         failure=FailureClass.DISK_PRESSURE,
-        pattern=r"low on resource: (?:ephemeral-storage|inodes|nodefs|imagefs)|DiskPressure\b|ephemeral "
-        r"local storage usage exceeds|exceeds (?:the )?(?:total )?limit of (?:containers )?ephemeral",
-        gates=(
-            "low on resource: ",
-            "DiskPressure",
-            "ephemeral local storage",
-            "ephemeral",
-        ),
-        sample="Message: The node was low on resource: ephemeral-storage. Container app was using 34260Ki",
+        pattern=r"low on resource: (?:ephemeral-storage|inodes|nodefs|imagefs)|DiskPressure\b"
+        r"|ephemeral local storage usage exceeds"
+        r"|exceeds (?:the )?(?:total )?limit of (?:containers )?ephemeral",
+        sample="Message: The node was low on resource: ephemeral-storage. Container app was "
+        "using 34260Ki",
         near_miss="Message: The node was low on resource: memory. Container app was using 34260Ki",
         framework="kubernetes",
         sentence="The node's disk was nearly full and the pod was evicted.",
@@ -189,7 +122,6 @@ RULES: tuple[Rule, ...] = (
         id="kubernetes-evicted",
         failure=FailureClass.NODE_LOST,
         pattern=r"Reason: {0,12}Evicted|\bThe pod was evicted|Pod evicted",
-        gates=("Evicted", "pod was evicted", "Pod evicted"),
         sample="Reason:         Evicted",
         near_miss="cache entry evicted after 300 s",
         framework="kubernetes",
@@ -200,18 +132,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="kubernetes-container-config",
         failure=FailureClass.INVALID_CONFIG,
-        pattern=r"CreateContainerConfigError|Error: (?:secrets?|configmaps?) \"[^\"]{1,200}\" not found"
-        r"|couldn't find key .{1,100} in (?:Secret|ConfigMap)|InvalidImageName|Error: failed to prepare "
-        r"subPath|MountVolume\.SetUp failed .{0,200}not found",
-        gates=(
-            "CreateContainerConfigError",
-            "Error: secret",
-            "Error: configmap",
-            "couldn't find key",
-            "InvalidImageName",
-            "prepare subPath",
-            "MountVolume.SetUp failed",
-        ),
+        pattern=r"CreateContainerConfigError|Error: (?:secrets?"
+        r"|configmaps?) \"[^\"]{1,200}\" not found"
+        r"|couldn't find key .{1,100} in (?:Secret|ConfigMap)|InvalidImageName"
+        r"|Error: failed to prepare subPath|MountVolume\.SetUp failed .{0,200}not found",
         sample='Warning  Failed  2s  kubelet  Error: secrets "app-secrets-1" not found',
         near_miss="INFO secrets loaded, key found",
         framework="kubernetes",
@@ -224,7 +148,6 @@ RULES: tuple[Rule, ...] = (
         failure=FailureClass.IMAGE_PULL_BACK_OFF,
         pattern=r"ImagePullBackOff|ErrImagePull\b|Back-off pulling image|ErrImageNeverPull"
         r"|CannotPullContainerError",
-        gates=("ImagePullBackOff", "ErrImage", "Back-off pulling", "CannotPullContainer"),
         sample="Warning  Failed  kubelet  Error: ImagePullBackOff",
         near_miss="Normal  Pulled  kubelet  Successfully pulled image",
         framework="kubernetes, ecs",
@@ -236,18 +159,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="kubernetes-run-container-error",
         failure=FailureClass.CONTAINER_RUNTIME_ERROR,
-        pattern=r"RunContainerError|CreateContainerError|FailedCreatePodSandBox|failed to create pod "
-        r"sandbox|ContainerCannotRun|CreatePodSandboxError|PLEG is not healthy",
-        gates=(
-            "RunContainerError",
-            "CreateContainerError",
-            "FailedCreatePodSandBox",
-            "pod sandbox",
-            "ContainerCannotRun",
-            "CreatePodSandboxError",
-            "PLEG is not",
-        ),
-        sample='Error syncing pod, skipping: failed to "StartContainer" for "app" with RunContainerError',
+        pattern=r"RunContainerError|CreateContainerError|FailedCreatePodSandBox"
+        r"|failed to create pod sandbox|ContainerCannotRun|CreatePodSandboxError"
+        r"|PLEG is not healthy",
+        sample='Error syncing pod, skipping: failed to "StartContainer" for "app" with '
+        "RunContainerError",
         near_miss="Normal  Started  kubelet  Started container app",
         framework="kubernetes",
         sentence="The container runtime of the node could not start the container.",
@@ -258,18 +174,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="scheduler-cancelled",
         failure=FailureClass.TASK_CANCELLED,
-        pattern=r"CANCELLED AT \d{4}-\d\d-\d\dT[\d:]{4,12} \*\*\*|TERM_OWNER"
-        r"|CANCELLED by \d|Flow run was cancelled|was cancelled by (?:the )?user|TaskCancelledError",
-        gates=(
-            "CANCELLED AT",
-            "TERM_OWNER",
-            "CANCELLED by",
-            "was cancelled",
-            "TaskCancelledError",
-        ),
+        pattern=r"CANCELLED AT \d{4}-\d\d-\d\dT[\d:]{4,12} \*\*\*|TERM_OWNER|CANCELLED by \d"
+        r"|Flow run was cancelled|was cancelled by (?:the )?user|TaskCancelledError",
         sample="slurmstepd: error: *** JOB 1234 ON node01 CANCELLED AT 2024-04-20T09:09:37 ***",
-        near_miss="slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2024-04-20T09:09:37 DUE TO TIME LIMIT "
-        "***",
+        near_miss="slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2024-04-20T09:09:37 DUE TO "
+        "TIME LIMIT ***",
         framework="slurm, lsf, pbs, prefect, ray",
         sentence="Somebody cancelled the job.",
         role=Role.ROOT,
@@ -278,8 +187,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="keyboard-interrupt",
         failure=FailureClass.TASK_CANCELLED,
-        pattern=r"^(?:\^C)?(?:[\w.]{1,80}\.)?KeyboardInterrupt\b|Received SIGINT\b|Interrupted by user",
-        gates=("KeyboardInterrupt", "Received SIGINT", "Interrupted by user"),
+        pattern=r"^(?:\^C)?(?:[\w.]{1,80}\.)?KeyboardInterrupt\b|Received SIGINT\b"
+        r"|Interrupted by user",
         unless=r"except |raises",
         sample="KeyboardInterrupt",
         near_miss="except KeyboardInterrupt:",

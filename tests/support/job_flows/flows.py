@@ -82,7 +82,7 @@ def gpu_oom_in_future(need_gpu_mb: int):
 @flow
 def child_killed(limit_mb: int, exit_code: int = 0) -> str:
     """A child dies for memory; the flow itself goes on, or ends with an error."""
-    code = "b = bytearray(%d * 2**20)\nfor i in range(0, len(b), 4096): b[i] = 1" % (2 * limit_mb)
+    code = f"b = bytearray({2 * limit_mb} * 2**20)\nfor i in range(0, len(b), 4096): b[i] = 1"
     child = subprocess.run([sys.executable, "-c", code], check=False)
     if exit_code:
         raise RuntimeError(f"child ended with {child.returncode}")

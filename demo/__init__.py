@@ -1,0 +1,1 @@
+"""`make demo`: a Prefect server, three nodes and the main cases on one machine, for real."""
