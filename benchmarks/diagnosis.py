@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -144,7 +145,10 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="diagnosis-") as folder:
         log, literals = Path(folder, "log"), Path(folder, "literals")
-        write_log(log, size)
+        # In a process of its own: its memory must not hide the scanner's.
+        writer = multiprocessing.get_context("spawn").Process(target=write_log, args=(log, size))
+        writer.start()
+        writer.join()
         size = log.stat().st_size
         literals.write_text("\n".join(LITERALS) + "\n", encoding="latin-1")
         warm = FailureScanner(finder)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_IMAGE = "prefecthq/prefect:3-python3.11"
 _START_SECONDS = 120.0
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 1.5
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
         # Prefect reads its settings when it is first imported, which has not happened yet.
         settings = environment(home.client_settings())
         os.environ.clear()
-        os.environ.update(settings)
+        os.environ.update(settings, PREFECT_LOGGING_LEVEL="ERROR")
         demo = Demo(home, options, gpus=gpus)
         try:
             failures = demo.run(started)
@@ -296,7 +296,7 @@ class Demo:
         """The last view of each run; says what happens meanwhile."""
         from uuid import UUID
 
-        from prefect_heteroflow.cli.watching import changes, read_view
+        from prefect_heteroflow.cli.watching import read_view
 
         views: list[View | None] = [None] * len(self._cases)
         deadline = time.monotonic() + self._timeout_seconds
@@ -306,10 +306,8 @@ class Demo:
                 if before is not None and is_over(before):
                     continue
                 after = await read_view(client, UUID(self._run_ids[index]))
-                name = case.deployment.partition("/")[0]
-                for line in changes(before, after):
-                    if line.startswith("attempt "):
-                        self._step(f"{name}: {line}")
+                for line in progress(before, after):
+                    self._step(f"{case.name}: {line}")
                 views[index] = after
             known = [view for view in views if view is not None]
             if all(map(is_over, known)) or time.monotonic() > deadline:
@@ -345,6 +343,16 @@ class Demo:
         if failures:
             self.console.print(f"The logs of the server and the workers: {self.home.logs}")
         return failures
+
+
+def progress(before: View | None, after: View) -> Iterator[str]:
+    """A short line for each attempt that stands differently."""
+    known = {row.attempt: row.status for row in before.attempts} if before else {}
+    for row in after.attempts:
+        if known.get(row.attempt) != row.status:
+            memory = f" with {row.memory_mb} MB" if row.memory_mb is not None else ""
+            cause = f": {row.failure}" if row.failure else ""
+            yield f"attempt {row.attempt} on {row.node}{memory} {row.status.value}{cause}"
 
 
 def is_over(view: View) -> bool:

@@ -47,12 +47,14 @@ class Row(Protocol):
 class Case:
     """One run, and what must come of it."""
 
+    name: str
+    """Short, for lines of progress."""
     title: str
     deployment: str
     state: str
     """Name of the final state."""
-    attempts: tuple[tuple[str | None, str, int], ...]
-    """(failure class, node, memory in MiB) of each attempt."""
+    attempts: tuple[tuple[str | None, str, int | None], ...]
+    """(failure class, node, memory in MiB) of each attempt; a refused one had no memory."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     job_variables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,6 +70,7 @@ def cases(*, docker: bool, gpus: bool = True, image: str | None = None) -> tuple
     small: dict[str, Any] = {"memory_mb": 512, **({"image": image} if docker else {})}
     found = [
         Case(
+            name="host-oom",
             title="Host memory: killed at 256 MB and at 512 MB, completes with 1024 MB",
             deployment="host-oom/host-oom",
             parameters={"need_mb": 576},
@@ -80,6 +83,7 @@ def cases(*, docker: bool, gpus: bool = True, image: str | None = None) -> tuple
             ),
         ),
         Case(
+            name="flaky-network",
             title="A read timeout: again on the same node, with the same resources",
             deployment="flaky-network/flaky-network",
             job_variables={**small, "retry_delay": 1},
@@ -87,13 +91,15 @@ def cases(*, docker: bool, gpus: bool = True, image: str | None = None) -> tuple
             attempts=(("NetworkTimeout", "demo-8gb", 512), (None, "demo-8gb", 512)),
         ),
         Case(
+            name="bad-setting",
             title="A bad setting: refused before anything starts, and not retried",
             deployment="bad-setting/bad-setting",
             job_variables={**small, "memory_mb": 4096, "oom_memory_limit": 1024},
             state="PermanentFailure",
-            attempts=(("ResourceLimitExceeded", "demo-8gb", 2048),),
+            attempts=(("ResourceLimitExceeded", "demo-8gb", None),),
         ),
         Case(
+            name="container-job",
             title="A plain job: a command with no Prefect inside",
             deployment="container-job/container-job",
             job_variables={**small, "command": "python3 -c 'print(6 * 7)'"},
@@ -107,6 +113,7 @@ def cases(*, docker: bool, gpus: bool = True, image: str | None = None) -> tuple
         found.insert(
             -1,
             Case(
+                name="missing-image",
                 title="An image that does not exist: stops at once",
                 deployment="missing-image/missing-image",
                 job_variables={
@@ -124,6 +131,7 @@ def cases(*, docker: bool, gpus: bool = True, image: str | None = None) -> tuple
 def _gpu_case(need_gpu_mb: int, node: str, small: Mapping[str, Any]) -> Case:
     skipped = ", past the 24 GB one" if node == "demo-80gb" else ""
     return Case(
+        name=f"gpu-oom {need_gpu_mb}",
         title=f"GPU memory: needs {need_gpu_mb} MB, so from the 8 GB node to {node}{skipped}",
         deployment="gpu-oom/gpu-oom",
         parameters={"need_gpu_mb": need_gpu_mb},
@@ -145,7 +153,10 @@ def differences(case: Case, state: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _said(attempts: Sequence[tuple[str | None, str | None, int | None]]) -> str:
-    return ", ".join(
-        f"{failure or 'success'} on {node} with {memory_mb} MB"
-        for failure, node, memory_mb in attempts
-    ) or "none"
+    return (
+        ", ".join(
+            f"{failure or 'success'} on {node} with {memory_mb} MB"
+            for failure, node, memory_mb in attempts
+        )
+        or "none"
+    )

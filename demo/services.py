@@ -109,8 +109,7 @@ def check_port(port: int) -> None:
             return
     except (OSError, OverflowError) as error:
         raise DemoError(
-            f"Port {port} cannot be used ({error}). Leave PORT out for a free one, or name"
-            " another."
+            f"Port {port} cannot be used ({error}). Leave PORT out for a free one, or name another."
         ) from None
 
 

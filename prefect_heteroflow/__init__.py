@@ -11,6 +11,7 @@ from typing import Any
 __all__ = [
     "CurrentAttempt",
     "HeteroflowSettings",
+    "aget_attempts",
     "current_attempt",
     "get_attempts",
     "retry_if",
@@ -20,6 +21,7 @@ __all__ = [
 _HOMES = {
     "CurrentAttempt": "prefect_heteroflow.current",
     "HeteroflowSettings": "prefect_heteroflow.settings",
+    "aget_attempts": "prefect_heteroflow.orchestration.history",
     "current_attempt": "prefect_heteroflow.current",
     "get_attempts": "prefect_heteroflow.orchestration.history",
     "retry_if": "prefect_heteroflow.conditions",

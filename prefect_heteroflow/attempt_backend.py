@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prefect.client.schemas.objects import FlowRun
 
 from prefect_heteroflow.core.resources import Gpu, Resources
 from prefect_heteroflow.job_configuration import RetryConfiguration
+
+
+class OnOutput(Protocol):
+    """Takes a chunk of an attempt's output."""
+
+    def __call__(self, chunk: bytes, *, is_old: bool = False) -> None:
+        """With `is_old`, an earlier process of the worker has seen the chunk before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +31,7 @@ class AttemptPlan:
     """The node's GPUs that this attempt is given."""
     context_json: str | None
     """For the engine entry; `None` for a plain job."""
-    on_output: Callable[[bytes], None]
+    on_output: OnOutput
     """Called from a thread with each chunk of the attempt's output, as it comes."""
 
 
@@ -39,7 +45,10 @@ class AttemptHandle:
     inner: Any = None
     """The container or process."""
     peak_memory_mb: int | None = None
-    notes: list[str] = field(default_factory=list)
+    main_pid: int | None = None
+    """Process id of the main process on the engine's host."""
+    is_resumed: bool = False
+    """An earlier process of the worker has started it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

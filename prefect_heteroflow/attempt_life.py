@@ -119,6 +119,7 @@ class AttemptLife:
         self._resources = handle.plan.resources
         self._gpus = handle.plan.gpus
         self.handle = handle
+        handle.plan = dataclasses.replace(handle.plan, on_output=self._on_output)
         self._logger.info(
             "Worker '%s' watches attempt %d again, which it had started before it was restarted.",
             self._worker.name,
@@ -309,9 +310,9 @@ class AttemptLife:
             liveness_seconds=self._worker.heteroflow_settings.node_liveness_seconds,
         )
 
-    def _on_output(self, chunk: bytes) -> None:
+    def _on_output(self, chunk: bytes, *, is_old: bool = False) -> None:
         self._scanner.feed(chunk)
-        if self._configuration.is_plain_job:
+        if self._configuration.is_plain_job and not is_old:
             self._output.feed(chunk)
 
     async def _note_running(self) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
@@ -357,14 +358,15 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 resources=Resources(**json.loads(labels[RESOURCES_LABEL])),
                 gpus=tuple(gpu for gpu in self.node.gpus if gpu.uuid in gpus),
                 context_json=None if configuration.is_plain_job else "",
-                on_output=lambda chunk: None,
+                on_output=_ignore_output,
             )
             identifier = await self._in_thread(
                 functools.partial(self._get_infrastructure_pid, container_id=container_id)
             )
-            found.append(
-                (AttemptHandle(identifier=identifier, plan=plan, inner=container_id), configuration)
+            handle = AttemptHandle(
+                identifier=identifier, plan=plan, inner=container_id, is_resumed=True
             )
+            found.append((handle, configuration))
         return found
 
     # ---- in threads: docker-py blocks -----------------------------------------------------------
@@ -435,7 +437,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         client = self._engine()
         try:
             container = client.containers.get(handle.inner)
-            handle.notes.append(str(container.attrs["State"].get("Pid", 0)))
+            handle.main_pid = container.attrs["State"].get("Pid") or None
             self._stream(container, handle)
             container.wait()
             state = containers.container_state(container)
@@ -460,7 +462,13 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 print(chunk.decode(errors="replace"), end="", flush=True)
 
         try:
-            containers.stream_output(container, on_output)
+            since = None
+            if handle.is_resumed:
+                since = int(time.time())
+                containers.pass_old_output(
+                    container, functools.partial(handle.plan.on_output, is_old=True), until=since
+                )
+            containers.stream_output(container, on_output, since=since)
         except docker.errors.NotFound:
             raise
         except docker.errors.APIError as error:
@@ -470,8 +478,8 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
 
     async def _watch_peak(self, handle: AttemptHandle) -> None:
         while True:
-            if handle.notes:
-                peak = containers.read_peak_memory_mb(int(handle.notes[0]))
+            if handle.main_pid is not None:
+                peak = containers.read_peak_memory_mb(handle.main_pid)
                 if peak is not None:
                     handle.peak_memory_mb = max(peak, handle.peak_memory_mb or 0)
             await anyio.sleep(_PEAK_SECONDS)
@@ -518,6 +526,10 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             return [(str(container.id), dict(container.labels)) for container in found]
         finally:
             client.close()
+
+
+def _ignore_output(chunk: bytes, *, is_old: bool = False) -> None:
+    """Until the life that watches the attempt again takes its output."""
 
 
 def _engine_text(error: Exception) -> str:

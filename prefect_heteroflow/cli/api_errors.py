@@ -72,13 +72,13 @@ def api_error_text(error: BaseException) -> str | None:
         return _status_text(error)
     if isinstance(error, (httpx.TransportError, httpx.InvalidURL)):
         return _unreachable_text(str(error) or type(error).__name__)
-    if isinstance(error, RuntimeError) and _is_clients_own(error):
+    if isinstance(error, (RuntimeError, ValueError)) and _is_clients_own(error):
         return _unreachable_text(str(error).rstrip("."))
     return None
 
 
-def _is_clients_own(error: RuntimeError) -> bool:
-    """Whether Prefect's client says that it has no API: it raises a plain `RuntimeError`."""
+def _is_clients_own(error: RuntimeError | ValueError) -> bool:
+    """Whether Prefect's client says that it has no API, by a plain `RuntimeError` or `ValueError`."""
     return str(error).startswith(_NO_API)
 
 

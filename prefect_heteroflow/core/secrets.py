@@ -16,7 +16,7 @@ _NAME_HINTS = (
     "pass", "pwd", "secret", "token", "key", "auth", "credential", "session", "sas", "signature",
     "cookie", "dsn", "bearer", "conn",
 )  # fmt: skip
-"""Each of `_NAMES` contains one of these, in lower case: without one the slow rules cannot match."""
+"""Each of `_NAMES` contains one of these: a text without any needs no slow rule."""
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # user:password@ in a URL; the user stays.

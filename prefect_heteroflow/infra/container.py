@@ -89,13 +89,28 @@ def read_file(container: Container, path: str) -> str | None:
     return None
 
 
-def stream_output(container: Container, on_output: Callable[[bytes], None], since: int = 0) -> None:
+def stream_output(
+    container: Container, on_output: Callable[[bytes], None], *, since: int | None = None
+) -> None:
     """Pass on the output of a container until it ends. Blocks.
+
+    Args:
+        container: Running or not.
+        on_output: Takes each chunk.
+        since: Only what was printed at or after this time, seconds since the epoch.
 
     Raises:
         docker.errors.APIError: The engine refused, for example for a log driver without reading.
     """
-    for chunk in container.logs(stream=True, follow=True, since=since or None):
+    for chunk in container.logs(stream=True, follow=True, since=since):
+        on_output(chunk)
+
+
+def pass_old_output(
+    container: Container, on_output: Callable[[bytes], None], *, until: int
+) -> None:
+    """Pass on what a container printed before a time, seconds since the epoch."""
+    for chunk in container.logs(stream=True, follow=False, until=until):
         on_output(chunk)
 
 

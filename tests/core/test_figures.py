@@ -88,10 +88,10 @@ def _figures(line: str) -> MemoryFigures:
             id="torch-1.9-reserved",
         ),
         pytest.param(
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 132.00 MiB. GPU 3 has a "
-            "total capacity of 79.00 GiB of which 98.00 MiB is free. Process 387746 has 78.00 GiB "
-            "memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB "
-            "is reserved by PyTorch but unallocated.",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 132.00 MiB. GPU 3 has "
+            "a total capacity of 79.00 GiB of which 98.00 MiB is free. Process 387746 has 78.00 "
+            "GiB memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and "
+            "1.00 GiB is reserved by PyTorch but unallocated.",
             MemoryFigures(
                 requested_bytes=132 * MIB,
                 total_bytes=79 * GIB,
@@ -104,9 +104,9 @@ def _figures(line: str) -> MemoryFigures:
         ),
         pytest.param(
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
-            "total capacity of 24.00 GiB of which 1.00 GiB is free. Process 11 has 20.00 GiB memory "
-            "in use. Of the allocated memory 2.00 GiB is allocated by PyTorch, and 0 bytes is "
-            "reserved by PyTorch but unallocated.",
+            "total capacity of 24.00 GiB of which 1.00 GiB is free. Process 11 has 20.00 GiB "
+            "memory in use. Of the allocated memory 2.00 GiB is allocated by PyTorch, and 0 "
+            "bytes is reserved by PyTorch but unallocated.",
             MemoryFigures(
                 requested_bytes=2 * GIB,
                 total_bytes=24 * GIB,
@@ -129,14 +129,14 @@ def _figures(line: str) -> MemoryFigures:
             id="torch-mps",
         ),
         pytest.param(
-            "ResourceExhaustedError: OOM when allocating tensor with shape[16,1,8] and type float on "
-            "/job:localhost/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc",
+            "ResourceExhaustedError: OOM when allocating tensor with shape[16,1,8] and type "
+            "float on /job:localhost/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc",
             MemoryFigures(requested_bytes=16 * 8 * 4, gpu_index=1),
             id="tensorflow-shape",
         ),
         pytest.param(
-            "ValueError: Free memory on device cuda:1 (3.25/4.0 GiB) on startup is less than desired "
-            "GPU memory utilization (0.9, 3.5 GiB).",
+            "ValueError: Free memory on device cuda:1 (3.25/4.0 GiB) on startup is less than "
+            "desired GPU memory utilization (0.9, 3.5 GiB).",
             MemoryFigures(
                 requested_bytes=int(3.5 * GIB),
                 total_bytes=4 * GIB,
@@ -168,14 +168,14 @@ def _figures(line: str) -> MemoryFigures:
             id="duckdb-decimal-units-of-old",
         ),
         pytest.param(
-            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to "
-            "allocate 4770354232 bytes.",
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while "
+            "trying to allocate 4770354232 bytes.",
             MemoryFigures(requested_bytes=4_770_354_232),
             id="jax",
         ),
         pytest.param(
-            "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 5,242,880 bytes (allocated "
-            "so far: 1,048,576 bytes).",
+            "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 5,242,880 bytes "
+            "(allocated so far: 1,048,576 bytes).",
             MemoryFigures(requested_bytes=5_242_880, own_bytes=1_048_576),
             id="cupy",
         ),
@@ -211,7 +211,8 @@ def test_numbers_are_read_to_the_byte(line: str, expected: MemoryFigures) -> Non
     "line",
     [
         "memory allocation of 18446744071841293701 bytes failed",
-        "_ArrayMemoryError: Unable to allocate 7.28 PiB for an array with shape (3,) and data type f",
+        "_ArrayMemoryError: Unable to allocate 7.28 PiB for an array with shape (3,) and data "
+        "type f",
         "RuntimeError: CUDA out of memory. Tried to allocate 8388608.00 TiB (GPU 0; 8.00 GiB total",
         "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
         "pyarrow.lib.ArrowMemoryError: malloc of size 2400000000000000000 failed",

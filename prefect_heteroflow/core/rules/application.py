@@ -63,7 +63,8 @@ RULES: tuple[Rule, ...] = (
         r"|[Ss]ignal received to (?:stop|terminate)|user requested (?:stop|termination"
         r"|cancel)",
         anywhere=r"\b137\b|\b143\b|[Kk]illed|[Kk]illing|SIGTERM|SIGKILL|[Tt]erminat",
-        sample="Exit code: 137\n10:32:44Z  Killing  Sent interrupt. Waiting 5s before force killing",
+        sample="Exit code: 137\n10:32:44Z  Killing  Sent interrupt. Waiting 5s before force "
+        "killing",
         near_miss="INFO early stopping after 5 epochs",
         framework="docker, nomad, supervisord, systemd",
         sentence="Somebody stopped the container or the service.",

@@ -77,7 +77,8 @@ RULES: tuple[Rule, ...] = (
         r"|Out of memory (?:while trying to allocate|allocating) [\d,]{1,26} bytes"
         r"|Exceeded hbm capacity|Failed to allocate [\d,]{1,26} bytes for new constant"
         r"|CUDA_ERROR_OUT_OF_MEMORY: out of memory; total memory reported",
-        unless=r"memory space (?:vmem|smem)|[Ss]coped vmem|grpc|[Qq]uota|limit set to: |allocated so far",
+        unless=r"memory space (?:vmem|smem)|[Ss]coped vmem|grpc|[Qq]uota|limit set to: "
+        r"|allocated so far",
         sample="jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while "
         "trying to allocate 4770354232 bytes.",
         near_miss="grpc.RpcError: RESOURCE_EXHAUSTED: Received message larger than max (5 vs. 4)",

@@ -1,0 +1,91 @@
+"""Images from a real registry: what cannot be pulled stops, what may come is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.docker_engine import DockerEngine
+from tests.support.images import PLAIN_IMAGE
+from tests.support.prefect_server import PrefectServer
+from tests.support.registry import FlakyProxy, Registry
+from tests.support.workers import Api, Worker
+
+POOL = "docker-registry"
+
+
+@pytest.fixture(scope="module")
+def api(server: PrefectServer) -> Iterator[Api]:
+    with contextlib.closing(Api(server)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def worker(
+    server: PrefectServer,
+    api: Api,
+    engine: DockerEngine,
+    plain_image: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Worker]:
+    api.create_pool(POOL, "heteroflow")
+    with Worker(
+        server,
+        tmp_path_factory.mktemp("registry-worker"),
+        pool=POOL,
+        node="registry-node",
+        worker_type="heteroflow",
+        gpus="none",
+        settings={"DOCKER_HOST": engine.host},
+    ) as started:
+        yield started
+
+
+def submit(api: Api, image: str) -> str:
+    flow = api.deploy("host_oom", POOL, name="pulled", job_variables={"image": image})
+    return api.submit(
+        flow,
+        job_variables={
+            "command": "true",
+            "image_pull_policy": "Always",
+            "memory_mb": 64,
+            "retry_delay": 0,
+            "retry_jitter": 0,
+        },
+    )
+
+
+def test_unknown_tag_is_image_not_found_and_stops(
+    api: Api, worker: Worker, registry: Registry
+) -> None:
+    run = submit(api, f"{registry.address}/app:nope")
+    end = api.wait_end(run)
+    assert end.name == "PermanentFailure"
+    assert [r["failure"] for r in api.rows(run)] == ["ImageNotFound"]
+    assert "nope" in end.message
+
+
+def test_registry_that_wants_a_password_is_image_pull_back_off_and_stops(
+    api: Api, worker: Worker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with Registry(tmp_path_factory.mktemp("private"), auth=("user", "secret")) as private:
+        run = submit(api, f"{private.address}/app:1")
+        end = api.wait_end(run)
+    assert end.name == "PermanentFailure"
+    assert [r["failure"] for r in api.rows(run)] == ["ImagePullBackOff"]
+
+
+def test_registry_that_answers_503_is_tried_again_until_it_works(
+    api: Api, worker: Worker, engine: DockerEngine, registry: Registry
+) -> None:
+    registry.push(engine.client(), PLAIN_IMAGE, "flaky:1")
+    with FlakyProxy(registry.address) as proxy:
+        # The engine itself asks three times before it gives up.
+        proxy.fail_next(3)
+        run = submit(api, f"{proxy.address}/flaky:1")
+        assert api.wait_end(run).name == "Completed"
+    rows = api.rows(run)
+    assert [r["failure"] for r in rows] == ["TransientError", None]
+    assert rows[0]["never_started"]

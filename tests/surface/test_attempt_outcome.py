@@ -1,0 +1,70 @@
+"""What the end of an attempt means, by Prefect's state and by how the process ended."""
+
+from __future__ import annotations
+
+import pytest
+from prefect.client.schemas.objects import State, StateType
+
+from prefect_heteroflow.attempt_backend import AttemptEnd
+from prefect_heteroflow.attempt_outcome import Outcome, outcome_of
+
+CLEAN = AttemptEnd(exit_code=0, oom_killed=False)
+KILLED = AttemptEnd(exit_code=137, oom_killed=True)
+
+CASES = [
+    ("completed flow", False, StateType.COMPLETED, CLEAN, Outcome.COMPLETED),
+    ("completed flow whose exit crashed", False, StateType.COMPLETED, KILLED, Outcome.COMPLETED),
+    ("failed flow", False, StateType.FAILED, AttemptEnd(exit_code=1), Outcome.ENDED_BY_ITSELF),
+    ("killed flow", False, StateType.RUNNING, KILLED, Outcome.FAILED),
+    ("flow that left its end to us", False, StateType.RUNNING, CLEAN, Outcome.FAILED),
+    ("flow that never began", False, StateType.PENDING, AttemptEnd(exit_code=1), Outcome.FAILED),
+    ("flow reported crashed", False, StateType.CRASHED, AttemptEnd(exit_code=1), Outcome.FAILED),
+    ("suspended flow", False, StateType.PAUSED, CLEAN, Outcome.LEFT_TO_PREFECT),
+    ("paused flow that was killed", False, StateType.PAUSED, KILLED, Outcome.FAILED),
+    ("rescheduled flow", False, StateType.SCHEDULED, CLEAN, Outcome.LEFT_TO_PREFECT),
+    ("cancelling flow", False, StateType.CANCELLING, AttemptEnd(exit_code=143), Outcome.CANCELLED),
+    ("cancelled flow", False, StateType.CANCELLED, KILLED, Outcome.CANCELLED),
+    ("clean job", True, StateType.RUNNING, CLEAN, Outcome.COMPLETED),
+    ("job with an exit code", True, StateType.RUNNING, AttemptEnd(exit_code=3), Outcome.FAILED),
+    (
+        "job that exits 0 though a child was killed for memory",
+        True,
+        StateType.RUNNING,
+        AttemptEnd(exit_code=0, oom_killed=True),
+        Outcome.FAILED,
+    ),
+    (
+        "job that exits 0 and nobody looked at memory",
+        True,
+        StateType.RUNNING,
+        AttemptEnd(exit_code=0),
+        Outcome.COMPLETED,
+    ),
+    ("job ended by a signal", True, StateType.RUNNING, AttemptEnd(signal=9), Outcome.FAILED),
+    ("lost job", True, StateType.RUNNING, AttemptEnd(lost=True), Outcome.FAILED),
+    ("cancelled job that exits 0", True, StateType.CANCELLING, CLEAN, Outcome.CANCELLED),
+]
+
+
+@pytest.mark.parametrize(
+    ("is_plain_job", "kind", "end", "outcome"),
+    [case[1:] for case in CASES],
+    ids=[case[0] for case in CASES],
+)
+def test_end_is_judged(
+    is_plain_job: bool, kind: StateType, end: AttemptEnd, outcome: Outcome
+) -> None:
+    found = outcome_of(
+        end=end, state=State(type=kind), is_plain_job=is_plain_job, cancel_requested=False
+    )
+    assert found is outcome
+
+
+def test_cancel_that_we_saw_counts_before_everything_else() -> None:
+    found = outcome_of(
+        end=CLEAN,
+        state=State(type=StateType.RUNNING),
+        is_plain_job=True,
+        cancel_requested=True,
+    )
+    assert found is Outcome.CANCELLED
