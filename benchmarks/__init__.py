@@ -1,1 +1,1 @@
-"""Benchmarks that a person runs: `python -m benchmarks.diagnosis`, `python -m benchmarks.recovery`."""
+"""Benchmarks that a person runs, such as `python -m benchmarks.recovery`."""

@@ -155,7 +155,12 @@ class Bed:
             yield started
 
     def run_by_hand(
-        self, client: docker.DockerClient, run: str, image: str, command: list[str] | str, **more: Any
+        self,
+        client: docker.DockerClient,
+        run: str,
+        image: str,
+        command: list[str] | str,
+        **more: Any,
     ) -> float:
         """`docker run`: when it was called."""
         called = time.time()
@@ -170,7 +175,9 @@ class Bed:
             **{**more, "environment": {"PREFECT__FLOW_RUN_ID": run, **more.get("environment", {})}},
         )
         self.bench.wait_starts(run, 1)
-        container.wait()
+        status = container.wait()["StatusCode"]
+        if status:
+            raise RuntimeError(f"{command} ended with {status}: {container.logs()[-2000:]!r}")
         container.remove(force=True)
         return called
 

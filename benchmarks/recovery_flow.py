@@ -16,6 +16,7 @@ def killed_once(need_mb: int) -> int:
         file.write(f"{time.time()}\n")
     starts = len(marks.read_text().splitlines())
     if starts == 1:
+        time.sleep(1)
         block = bytearray(need_mb * 2**20)
         for index in range(0, len(block), 4096):
             block[index] = 1

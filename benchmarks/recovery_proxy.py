@@ -105,9 +105,7 @@ class CountingProxy:
         self._ready.set()
         self._loop.run_forever()
 
-    async def _connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port, path = self._target
         try:
             if path is not None:

@@ -33,7 +33,10 @@ class Attempt:
     attempt: int
     """1 for the first."""
     flow_run_id: str
-    """The flow run that carried this attempt: the front run or an attempt run."""
+    """The flow run that carried this attempt: the front run or an attempt run.
+
+    Empty while it is planned on another pool and its run does not exist yet.
+    """
     status: AttemptStatus
     pool: str | None = None
     node: str | None = None
@@ -137,7 +140,7 @@ def from_row(row: Mapping[str, object]) -> Attempt:
     number, flow_run_id = _whole(row, "attempt"), _text(row, "flow_run_id")
     if number is None or number < 1:
         raise ValueError(f"attempt {number!r}: allowed is a whole number, 1 or more")
-    if not flow_run_id:
+    if flow_run_id is None or (not flow_run_id and status is not AttemptStatus.SCHEDULED):
         raise ValueError(f"flow_run_id {flow_run_id!r}: a row needs one")
     never_started = row.get("never_started")
     if never_started not in (True, False, None):

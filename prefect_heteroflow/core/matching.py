@@ -10,6 +10,7 @@ from functools import lru_cache
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass, MemoryFigures
 from prefect_heteroflow.core.literals import BENIGN, candidates, shapes_of
 from prefect_heteroflow.core.log_lines import MAX_LINE, strip_prefixes
+from prefect_heteroflow.core.masking import mask_secrets
 from prefect_heteroflow.core.rules import Rule
 from prefect_heteroflow.core.rules.figures import (
     ABSURD_BYTES,
@@ -18,7 +19,6 @@ from prefect_heteroflow.core.rules.figures import (
     read_numbers,
 )
 from prefect_heteroflow.core.rules.model import CONTEXT_LINES
-from prefect_heteroflow.core.secrets import mask_secrets
 
 MAX_SHOWN = 500
 """Characters of the line in a diagnosis."""

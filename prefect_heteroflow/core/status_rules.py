@@ -185,6 +185,15 @@ def from_exit_status(evidence: Evidence, chosen: Chosen | None) -> Diagnosis:
             f"of {evidence.memory_limit_mb} MB.",
             confidence=0.8,
         )
+    if number == 15 and evidence.cancel_requested is None:
+        return Diagnosis(
+            failure=FailureClass.TASK_CANCELLED,
+            rule="signal-terminate",
+            reason="The process was told to end (SIGTERM), most often by a stop or a cancel; "
+            "whether there was one is not known.",
+            confidence=0.4,
+            runner_up=FailureClass.NODE_LOST,
+        )
     if number is not None and number in _SIGNALS:
         failure, rule, sentence, confidence = _SIGNALS[number]
         if number == 9 and runner_up is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
 from prefect import Task
-from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Running
 
 if TYPE_CHECKING:
@@ -143,20 +143,28 @@ async def cancel_for_good(client: PrefectClient, flow_run_id: UUID, message: str
     run = await client.read_flow_run(flow_run_id)
     if run.state is not None and run.state.is_final():
         return
-    # Several workers may do so at once: the server takes a transition with the same id only once.
-    details = StateDetails(transition_id=uuid5(flow_run_id, "cancelled"))
-    await _accepted(client, flow_run_id, Cancelled(message=message, state_details=details))
+    await _set_once(client, flow_run_id, Cancelled(message=message), once="cancelled")
 
 
 async def take_over(client: PrefectClient, front_id: UUID, state: State[Any]) -> None:
     """End the front run as its attempt run ended: same type, name, message and result.
 
-    The Python client drops `state.data`, which holds where the result is stored; so the state is
-    posted as it came. A front run that has ended already keeps its end.
+    A front run that has ended already keeps its end.
     """
     front = await client.read_flow_run(front_id)
     if front.state is not None and front.state.is_final():
         return
+    await _set_once(client, front_id, state, once=f"ends as {state.id}")
+
+
+async def _set_once(
+    client: PrefectClient, flow_run_id: UUID, state: State[Any], *, once: str
+) -> None:
+    """Set a state that several workers may set at the same moment.
+
+    The server takes a transition with the same id only once; the Python client would give each
+    request an id of its own, and drop `state.data`.
+    """
     data = state.data
     if data is not None and hasattr(data, "model_dump"):
         data = data.model_dump(mode="json")
@@ -166,12 +174,11 @@ async def take_over(client: PrefectClient, front_id: UUID, state: State[Any]) ->
             "name": state.name,
             "message": state.message,
             "data": data,
-            # Several workers may do so at once: the server takes the same id only once.
-            "state_details": {"transition_id": str(uuid5(front_id, f"ends as {state.id}"))},
+            "state_details": {"transition_id": str(uuid5(flow_run_id, once))},
         },
     }
     response = await client.request(
-        "POST", "/flow_runs/{id}/set_state", path_params={"id": front_id}, json=body
+        "POST", "/flow_runs/{id}/set_state", path_params={"id": flow_run_id}, json=body
     )
     response.raise_for_status()
 

@@ -236,3 +236,9 @@ def test_page_can_be_drawn_for_any_history(rows):
     bars = {line.replace("\\\\", "").replace("\\|", "").count("|") for line in table}
     assert len(table) == (len(rows) + 2 if rows else 0)
     assert len(bars) <= 1
+
+
+def test_planned_row_needs_no_run_yet() -> None:
+    """It is written before the attempt run on the other pool is created."""
+    planned = Attempt(attempt=2, flow_run_id="", status=AttemptStatus.SCHEDULED, pool="gpu-24gb")
+    assert from_row(to_row(planned)) == planned

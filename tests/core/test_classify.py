@@ -109,6 +109,18 @@ def _exception(*names: str, message: str = "", causes: tuple[ExceptionInfo, ...]
             id="negative-code-is-a-signal",
         ),
         pytest.param(
+            Evidence(exit_code=143, cancel_requested=False),
+            FailureClass.NODE_LOST,
+            "signal-terminate-unasked",
+            id="143-and-we-know-that-nobody-cancelled",
+        ),
+        pytest.param(
+            Evidence(exit_code=143),
+            FailureClass.TASK_CANCELLED,
+            "signal-terminate",
+            id="143-and-nothing-known-of-a-cancel",
+        ),
+        pytest.param(
             Evidence(exit_code=130), FailureClass.TASK_CANCELLED, "signal-interrupt", id="ctrl-c"
         ),
         pytest.param(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_heteroflow.core import log_lines, root_cause, secrets
+from prefect_heteroflow.core import log_lines, masking, root_cause
 from prefect_heteroflow.core.linear import (
     SuperlinearPatternError,
     check_pattern,
@@ -92,7 +92,7 @@ def test_costly_or_broken_patterns_of_users_are_refused(pattern: str) -> None:
         check_pattern(pattern)
 
 
-@pytest.mark.parametrize("pattern", [row[0] for row in secrets._RULES + secrets._NAMED_RULES])
+@pytest.mark.parametrize("pattern", [row[0] for row in masking._RULES + masking._NAMED_RULES])
 def test_mask_patterns_have_a_bound(pattern: object) -> None:
     """Masking runs on 2000 characters at most, with patterns that repeat no repeat."""
     assert work_per_character(pattern.pattern) > 0  # type: ignore[attr-defined]

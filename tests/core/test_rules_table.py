@@ -24,7 +24,7 @@ def _fired(rule: Rule, text: str) -> list[str]:
 
 @pytest.mark.parametrize("rule", TELLING_ROWS)
 def test_sample_of_a_rule_fires_it(rule: Rule) -> None:
-    """The sample of a rule is diagnosed by that rule and no other."""
+    """The sample of a rule shows what it is for: the rule is the one that matches it."""
     assert rule.id in _fired(rule, rule.sample)
 
 

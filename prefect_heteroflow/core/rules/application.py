@@ -137,7 +137,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="other-language-exception",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"^Exception in thread \"|panicked at |^panic: |goroutine \d{1,6} \[running\]"
+        pattern=r"No matching distribution found|Could not find a version that satisfies|"
+        r"^Exception in thread \"|panicked at |^panic: |goroutine \d{1,6} \[running\]"
         r"|^Error in .{1,200}:|^Execution halted|^ERROR: LoadError"
         r"|Unhandled(?:PromiseRejection|Rejection| exception)|^Uncaught "
         r"|^error: unrecognized arguments|: error: (?:unrecognized|argument"

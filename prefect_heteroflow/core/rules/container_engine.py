@@ -165,7 +165,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="container-invalid-request",
         failure=FailureClass.INVALID_CONFIG,
-        pattern=r"invalid mount config|invalid reference format|bind source path does not exist"
+        pattern=r"Requested CPUs|invalid size: |"
+        r"invalid mount config|invalid reference format|bind source path does not exist"
         r"|invalid volume specification|unknown flag: |invalid argument \".{0,120}\" for"
         r"|network .{1,120} not found|No such network|invalid (?:container )?(?:port"
         r"|hostname|name|env|ulimit|CPU|cpuset|restart)|Range of CPUs is from"

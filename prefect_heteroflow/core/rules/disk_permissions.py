@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
         id="disk-full",
         failure=FailureClass.DISK_PRESSURE,
         pattern=_ENOSPC,
-        unless=r"shm|UserWarning|torch_",
+        unless=r"shm|UserWarning|torch_|inotify",
         sample="OSError: [Errno 28] No space left on device: '/scratch/checkpoint.pt'",
         near_miss="NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1 (size "
         "9637888), error: No space left on device (28)",
@@ -99,7 +99,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="process-limits",
         failure=FailureClass.RESOURCE_LIMIT_EXCEEDED,
-        pattern=r"[Tt]oo many open files|\[Errno 24\]|EMFILE|received 0 items of ancdata"
+        pattern=r"inotify (?:watch|instance)|"
+        r"[Tt]oo many open files|\[Errno 24\]|EMFILE|received 0 items of ancdata"
         r"|can't start new thread|Resource temporarily unavailable"
         r"|pthread_create (?:failed|has failed|: )|\[Errno 11\]|[Tt]oo many processes"
         r"|[Ff]ile size limit exceeded|SIGXCPU|SIGXFSZ|failed to create new OS thread"

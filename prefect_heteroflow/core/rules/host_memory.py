@@ -233,7 +233,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="child-killed-sigkill",
         failure=_CPU,
-        pattern=r"exit codes of the workers are \{[^}]{0,200}SIGKILL\(-9\)|exitcode {0,4}: -9\b"
+        pattern=r"\b[Ss]ignal:? 9\b|[Ss]ignal:? ?\(?SIGKILL|"
+        r"exit codes of the workers are \{[^}]{0,200}SIGKILL\(-9\)|exitcode {0,4}: -9\b"
         r"|\(exitcode: -9\)|Signal 9 \(SIGKILL\) received by"
         r"|died with <Signals\.SIGKILL: 9>|signal 9 \(SIGKILL\)|was sent SIGKILL"
         r"|return code (?:= )?-9\b|returned non-zero exit status -9\b|status code:? -9\b"
@@ -254,7 +255,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="child-crashed",
         failure=FailureClass.PROCESS_CRASHED,
-        pattern=r"exitcode {0,4}: -(?:4|6|7|8|11)\b|\(exitcode: -(?:4|6|7|8|11)\)|Signal (?:4|6|7"
+        pattern=r"\b[Ss]ignal:? (?:4|6|7|8|11)\b|signal: (?:aborted|segmentation fault|bus error)|"
+        r"exitcode {0,4}: -(?:4|6|7|8|11)\b|\(exitcode: -(?:4|6|7|8|11)\)|Signal (?:4|6|7"
         r"|8|11) \(SIG\w{3,5}\) received by|died with <Signals\.SIG(?:SEGV|ABRT|BUS|ILL"
         r"|FPE)|signal 11 \(SIGSEGV\)|signal 6 \(SIGABRT\)"
         r"|exit codes of the workers are \{[^}]{0,200}SIG(?:SEGV|ABRT|BUS)"

@@ -119,7 +119,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="network-timeout",
         failure=FailureClass.NETWORK_TIMEOUT,
-        pattern=r"(?:Read|Connect|Write|Pool)Timeout(?:Error)?\b|[Rr]ead timed out"
+        pattern=r"\w{1,60}(?:Timeout|TimeoutError|TimeoutException): |\btimed out[,: ]"
+        r"|CONNECTION FAILED|[Uu]nable to resolve host|[Ff]ailed to connect to"
+        r"|[Uu]nable to connect to|[Cc]annot connect to (?:host|server)"
+        r"|[Cc]ould not connect to|NoBrokersAvailable|Connection(?:Failure|Failed)\b"
+        r"|(?:Read|Connect|Write|Pool)Timeout(?:Error)?\b|[Rr]ead timed out"
         r"|[Cc]onnection timed out|[Tt]he read operation timed out"
         r"|[Tt]he handshake operation timed out|socket\.timeout|ETIMEDOUT|ESOCKETTIMEDOUT"
         r"|[Cc]onnection to .{1,120} timed out|TLS handshake timeout"

@@ -185,6 +185,19 @@ RULES: tuple[Rule, ...] = (
         confidence=0.8,
     ),
     Rule(
+        id="launcher-got-signal",
+        failure=FailureClass.NODE_LOST,
+        pattern=r"SignalException: Process \d{1,10} got signal: (?:1|15)\b|[Cc]aught SIGTERM\b"
+        r"|[Rr]eceived SIGTERM\b|[Rr]eceived signal 15\b|[Tt]erminated by SIGTERM",
+        sample="torch.distributed.elastic.multiprocessing.api.SignalException: Process 12 got "
+        "signal: 15",
+        near_miss="Sending process 12 closing signal SIGTERM",
+        framework="torchrun, servers",
+        sentence="The job was told to end (SIGTERM or SIGHUP) by somebody else.",
+        role=Role.FOLLOW_UP,
+        confidence=0.5,
+    ),
+    Rule(
         id="keyboard-interrupt",
         failure=FailureClass.TASK_CANCELLED,
         pattern=r"^(?:\^C)?(?:[\w.]{1,80}\.)?KeyboardInterrupt\b|Received SIGINT\b"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_heteroflow.core.secrets import MASK, mask_secrets
+from prefect_heteroflow.core.masking import MASK, mask_secrets
 
 
 @pytest.mark.parametrize(
