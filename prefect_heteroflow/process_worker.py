@@ -41,7 +41,7 @@ from prefect.workers.process import (
 )
 
 from prefect_heteroflow import environment
-from prefect_heteroflow.attempt_backend import (
+from prefect_heteroflow.attempts.backend import (
     AttemptEnd,
     AttemptHandle,
     AttemptNotStarted,

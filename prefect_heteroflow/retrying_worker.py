@@ -16,11 +16,14 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events import Event
 from prefect.workers.base import BaseWorkerResult
 
-from prefect_heteroflow.attempt_backend import AttemptBackend, AttemptHandle
-from prefect_heteroflow.attempt_life import AttemptLife
-from prefect_heteroflow.cancelling import close_cancelled, handle_cancelling
+from prefect_heteroflow.attempts.backend import AttemptBackend, AttemptHandle
+from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
+from prefect_heteroflow.attempts.gpu_shares import GpuShares
+from prefect_heteroflow.attempts.life import AttemptLife
+from prefect_heteroflow.attempts.placement import Placements
+from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
-from prefect_heteroflow.gpu_shares import GpuShares
+from prefect_heteroflow.core.user_rules import UserRule
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -32,9 +35,8 @@ from prefect_heteroflow.orchestration.nodes import (
 )
 from prefect_heteroflow.orchestration.pool_tags import refresh_pool_line
 from prefect_heteroflow.orchestration.wakeups import Wakeups
-from prefect_heteroflow.placement import Placements
-from prefect_heteroflow.reconcile import reconcile
 from prefect_heteroflow.settings import HeteroflowSettings
+from prefect_heteroflow.user_rules_file import load_user_rules
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import WorkerFlowRunResponse
@@ -76,6 +78,7 @@ class RetryingWorker(_Base):
         super().__init__(*args, **kwargs)
         self.heteroflow_settings = HeteroflowSettings()
         self._instance_id = str(uuid4())
+        self.file_rules: tuple[UserRule, ...] = ()
         self._node: Node | None = None
         self._lives: dict[UUID, AttemptLife] = {}
         self._gpu_shares = GpuShares()
@@ -129,6 +132,7 @@ class RetryingWorker(_Base):
 
     async def setup(self) -> None:
         """Probe the node, claim its name, then set up as every worker does."""
+        self._read_rules_file()
         self._node = await self.probe_node()
         await self._claim_name()
         await super().setup()
@@ -253,6 +257,20 @@ class RetryingWorker(_Base):
         self._gpu_shares.give_back(str(flow_run_id))
 
     # ---- beside the attempts ---------------------------------------------------------------------
+
+    def _read_rules_file(self) -> None:
+        path = self.heteroflow_settings.rules_file
+        if path is None:
+            return
+        try:
+            self.file_rules = load_user_rules(path)
+        except ValueError as error:
+            raise WorkerCannotStart(str(error)) from error
+
+    @property
+    def raw_file_rules(self) -> tuple[dict[str, object], ...]:
+        """The rules of the file in the form of `retry_on`, for the engine entry."""
+        return tuple(rule.as_mapping() for rule in self.file_rules)
 
     async def _claim_name(self) -> None:
         try:

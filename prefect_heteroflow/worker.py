@@ -18,7 +18,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import anyio
@@ -26,19 +26,15 @@ import anyio.to_thread
 import docker.errors
 import requests.exceptions
 from docker.models.containers import Container
-from docker.types import DeviceRequest
 from prefect.exceptions import InfrastructureNotFound, ObjectNotFound
-from prefect.workers.base import BaseVariables, BaseWorkerResult
-from prefect_docker.credentials import DockerRegistryCredentials
-from prefect_docker.types import VolumeStr
+from prefect.workers.base import BaseWorkerResult
 from prefect_docker.worker import (
     DockerWorker,
     DockerWorkerJobConfiguration,
     DockerWorkerResult,
 )
-from pydantic import Field
 
-from prefect_heteroflow.attempt_backend import (
+from prefect_heteroflow.attempts.backend import (
     AttemptEnd,
     AttemptHandle,
     AttemptNotStarted,
@@ -48,119 +44,28 @@ from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.resources import Node, Resources
+from prefect_heteroflow.docker_job import (
+    ATTEMPT_LABEL,
+    GPUS_LABEL,
+    NODE_LABEL,
+    RESOURCES_LABEL,
+    RUN_LABEL,
+    TASK_LABEL,
+    HeteroflowJobConfiguration,
+    HeteroflowVariables,
+    apply_plan,
+)
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
-from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables
+from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
 
 if TYPE_CHECKING:
     from docker import DockerClient
-    from prefect.client.schemas.objects import Flow as APIFlow
-    from prefect.client.schemas.objects import FlowRun, WorkPool
-    from prefect.client.schemas.responses import DeploymentResponse
 
 T = TypeVar("T")
 
-NODE_LABEL = "io.prefect-heteroflow.node"
-TASK_LABEL = "io.prefect-heteroflow.task-id"
-RUN_LABEL = "io.prefect-heteroflow.flow-run-id"
-ATTEMPT_LABEL = "io.prefect-heteroflow.attempt"
-RESOURCES_LABEL = "io.prefect-heteroflow.resources"
-GPUS_LABEL = "io.prefect-heteroflow.gpus"
-
 _PEAK_SECONDS = 1.0
-
-
-class HeteroflowVariables(RetryVariables, BaseVariables):
-    """Job variables of the `heteroflow` worker type."""
-
-    image: str | None = Field(
-        default=None,
-        title="Image",
-        description=(
-            "Reference of the container image. Empty means Prefect's own image of the worker's"
-            " version."
-        ),
-        examples=["docker.io/prefecthq/prefect:3-latest"],
-    )
-    registry_credentials: DockerRegistryCredentials | None = Field(
-        default=None,
-        title="Registry credentials",
-        description="Credentials for a registry that wants a password to pull from it.",
-    )
-    image_pull_policy: Literal["IfNotPresent", "Always", "IfPossible", "Never"] | None = Field(
-        default=None,
-        title="Image pull policy",
-        description="When to pull the image: IfNotPresent, Always, IfPossible or Never.",
-    )
-    networks: list[str] = Field(
-        default_factory=list,
-        title="Networks",
-        description="Docker networks that the container is connected to.",
-    )
-    network_mode: str | None = Field(
-        default=None,
-        title="Network mode",
-        description="Network mode of the container, for example host. Not with networks.",
-    )
-    volumes: list[VolumeStr] = Field(
-        default_factory=list,
-        title="Volumes",
-        description="Volumes to mount, as /path/of/the/node:/path/in/the/container.",
-        examples=["/my/local/path:/path/in/container"],
-    )
-    auto_remove: bool = Field(
-        default=True,
-        title="Remove the container",
-        description="Remove each attempt's container once its evidence has been read.",
-    )
-    stream_output: bool = Field(
-        default=True,
-        title="Stream output",
-        description="Print the output of containers on the worker's standard output.",
-    )
-    privileged: bool = Field(
-        default=False, title="Privileged", description="Give the container extended privileges."
-    )
-    container_create_kwargs: dict[str, Any] | None = Field(
-        default=None,
-        title="Container configuration",
-        description="Further arguments for docker-py when it creates the container.",
-    )
-
-
-class HeteroflowJobConfiguration(RetryConfiguration, DockerWorkerJobConfiguration):
-    """Configuration of one attempt in a container."""
-
-    auto_remove: bool = Field(default=True)
-
-    @classmethod
-    def json_template(cls) -> dict[str, Any]:
-        """The template of a pool, without the limits that follow from `memory_mb`."""
-        derived = ("mem_limit", "memswap_limit")
-        return {
-            name: value for name, value in super().json_template().items() if name not in derived
-        }
-
-    @staticmethod
-    def _base_flow_run_command() -> str:
-        # The engine itself as the main process: an OOM kill of it is seen as such. Prefect's
-        # `prefect flow-run execute` survives its killed child and exits 0.
-        return containers.ENTRY_COMMAND
-
-    def prepare_for_flow_run(
-        self,
-        flow_run: FlowRun,
-        deployment: DeploymentResponse | None = None,
-        flow: APIFlow | None = None,
-        work_pool: WorkPool | None = None,
-        worker_name: str | None = None,
-        worker_id: UUID | None = None,
-    ) -> None:
-        """Prepare the flow run; an image that is not set means Prefect's own."""
-        super().prepare_for_flow_run(
-            flow_run, deployment, flow, work_pool, worker_name, worker_id=worker_id
-        )
 
 
 class HeteroflowWorker(RetryingWorker, DockerWorker):
@@ -253,7 +158,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         """Pull, create, fill and start the container."""
         configuration = plan.configuration
         assert isinstance(configuration, HeteroflowJobConfiguration)
-        self._apply_limits(configuration, plan)
+        apply_plan(configuration, plan, node_name=self.node.name)
         key = str(plan.flow_run.id)
         with self._plans_lock:
             self._plans[key] = plan
@@ -374,46 +279,6 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # A worker that stops does not wait for its containers: the next one finds them.
         return await anyio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
-
-    def _apply_limits(self, configuration: HeteroflowJobConfiguration, plan: AttemptPlan) -> None:
-        resources = plan.resources
-        configuration.mem_limit = f"{resources.memory_mb}m"
-        # Without it the container swaps instead of being killed.
-        configuration.memswap_limit = configuration.mem_limit
-        further: dict[str, Any] = dict(configuration.container_create_kwargs or {})
-        if resources.shm_mb is not None:
-            further["shm_size"] = f"{resources.shm_mb}m"
-        if resources.gpu_count:
-            uuids = [gpu.uuid for gpu in plan.gpus]
-            known = len(uuids) == resources.gpu_count and all(u.startswith("GPU-") for u in uuids)
-            further["device_requests"] = [
-                DeviceRequest(device_ids=uuids, capabilities=[["gpu"]])
-                if known
-                else DeviceRequest(count=resources.gpu_count, capabilities=[["gpu"]])
-            ]
-        configuration.container_create_kwargs = further
-        configuration.labels = {
-            **configuration.labels,
-            NODE_LABEL: self.node.name,
-            TASK_LABEL: plan.task_id,
-            RUN_LABEL: str(plan.flow_run.id),
-            ATTEMPT_LABEL: str(plan.attempt),
-            RESOURCES_LABEL: json.dumps(
-                {
-                    "memory_mb": resources.memory_mb,
-                    "shm_mb": resources.shm_mb,
-                    "gpu_count": resources.gpu_count,
-                    "gpu_memory_mb": resources.gpu_memory_mb,
-                }
-            ),
-            GPUS_LABEL: ",".join(gpu.uuid for gpu in plan.gpus),
-        }
-        if plan.context_json is not None:
-            configuration.env = {
-                **configuration.env,
-                "HETEROFLOW_CONTEXT_FILE": containers.CONTEXT_PATH,
-                "HETEROFLOW_REPORT_FILE": containers.REPORT_PATH,
-            }
 
     def _build_container_settings(
         self, docker_client: DockerClient, configuration: DockerWorkerJobConfiguration

@@ -78,7 +78,7 @@ def api_error_text(error: BaseException) -> str | None:
 
 
 def _is_clients_own(error: RuntimeError | ValueError) -> bool:
-    """Whether Prefect's client says that it has no API, by a plain `RuntimeError` or `ValueError`."""
+    """Whether Prefect's client says that it has no API, by an error of no class of its own."""
     return str(error).startswith(_NO_API)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -57,6 +57,8 @@ class Attempt:
     ended: str | None = None
     log: str | None = None
     """Where its output can be found."""
+    ended_task: bool = False
+    """The task ended with this attempt; a later row means that a person ran it again."""
     never_started: bool = False
     """The attempt's process never ran (an engine error at start, a node lost before it)."""
 
@@ -65,7 +67,7 @@ class Attempt:
 COLUMNS: tuple[str, ...] = (
     *("attempt", "pool", "node", "status", "failure", "reason", "decision"),
     *("memory_mb", "gpu_memory_mb", "peak_memory_mb", "exit_code", "started", "ended", "log"),
-    *("flow_run_id", "rule", "shm_mb", "gpu_count", "never_started"),
+    *("flow_run_id", "rule", "shm_mb", "gpu_count", "never_started", "ended_task"),
 )
 
 ERROR_TITLES: MappingProxyType[str, str] = MappingProxyType(
@@ -142,9 +144,10 @@ def from_row(row: Mapping[str, object]) -> Attempt:
         raise ValueError(f"attempt {number!r}: allowed is a whole number, 1 or more")
     if flow_run_id is None or (not flow_run_id and status is not AttemptStatus.SCHEDULED):
         raise ValueError(f"flow_run_id {flow_run_id!r}: a row needs one")
-    never_started = row.get("never_started")
-    if never_started not in (True, False, None):
-        raise ValueError(f"never_started {never_started!r}: allowed is true or false")
+    claims = {name: row.get(name) for name in ("never_started", "ended_task")}
+    for name, claim in claims.items():
+        if claim not in (True, False, None):
+            raise ValueError(f"{name} {claim!r}: allowed is true or false")
     return Attempt(
         attempt=number,
         flow_run_id=flow_run_id,
@@ -164,7 +167,8 @@ def from_row(row: Mapping[str, object]) -> Attempt:
         started=_text(row, "started"),
         ended=_text(row, "ended"),
         log=_text(row, "log"),
-        never_started=bool(never_started),
+        never_started=bool(claims["never_started"]),
+        ended_task=bool(claims["ended_task"]),
     )
 
 
@@ -320,3 +324,12 @@ def _what(row: Attempt) -> str:
 def _escape(text: str) -> str:
     """`text` as plain words on one line, whatever marks it holds."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def current_series(history: Sequence[Attempt]) -> Sequence[Attempt]:
+    """The attempts since the task was last begun: what counts for budgets.
+
+    A run that had ended and that a person runs again has all of its retries again.
+    """
+    begins = [index + 1 for index, row in enumerate(history) if row.ended_task]
+    return history[begins[-1] :] if begins else history

@@ -109,7 +109,7 @@ class Evidence:
     signal: int | None = None
     """Signal number that ended the main process, where the back end reports it apart."""
     oom_killed: bool | None = None
-    """What the engine says (`State.OOMKilled`): some process of the container was killed for memory."""
+    """What the engine says (`State.OOMKilled`): some process of it was killed for memory."""
     oom_kill_count: int | None = None
     """How many processes the kernel killed for memory in the attempt's cgroup."""
     memory_limit_mb: int | None = None
@@ -174,7 +174,7 @@ class Diagnosis:
     """0 to 1; below 0.5 it is a guess."""
     figures: MemoryFigures | None = None
     verdict: Literal["retry", "stop"] | None = None
-    """Set when a user rule (`retry_on`, `stop_on`, `retry_exceptions`) decides over the class's group."""
+    """Set when a rule of the user (`retry_on`, `stop_on`, `retry_exceptions`) decides."""
     runner_up: FailureClass | None = None
     passive_matches: tuple[str, ...] = ()
     """What passive user rules would have said, one sentence each."""

@@ -42,6 +42,18 @@ class UserRule:
         text = self.pattern if self.is_regex else re.escape(self.pattern)
         object.__setattr__(self, "regex", re.compile(text))
 
+    def as_mapping(self) -> dict[str, object]:
+        """The rule in the form that `parse_user_rules` reads."""
+        mapping: dict[str, object] = {
+            "pattern": f"/{self.pattern}/" if self.is_regex else self.pattern,
+            "passive": self.passive,
+        }
+        if self.failure is not None:
+            mapping["class"] = self.failure.value
+        elif self.verdict is not None:
+            mapping[self.verdict] = True
+        return mapping
+
     @property
     def effect(self) -> str:
         """`retry`, `stop` or the name of the class."""

@@ -24,7 +24,16 @@ ENTRY_COMMAND = (
     ' from prefect_heteroflow.engine import main; main()"'
 )
 # Not needed inside a container: what only workers and people use.
-_LEFT_OUT = {"cli", "worker.py", "process_worker.py", "__pycache__"}
+_LEFT_OUT = {
+    "attempts",
+    "cli",
+    "collection.py",
+    "docker_job.py",
+    "process_worker.py",
+    "retrying_worker.py",
+    "worker.py",
+    "__pycache__",
+}
 _LARGEST_REPORT = 4 * 1024 * 1024
 
 

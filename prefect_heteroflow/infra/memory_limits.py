@@ -107,7 +107,7 @@ def create_memory_limit(
     for kind, create in makers:
         try:
             return create(name, memory_mb, notes=tuple(notes))
-        except MemoryLimitUnavailable as reason:  # noqa: PERF203 (two rounds at most)
+        except MemoryLimitUnavailable as reason:
             notes.append(f"no {kind}: {reason}")
     if prefer == "cgroup":
         raise MemoryLimitUnavailable("; ".join(notes))

@@ -50,6 +50,10 @@ _FINAL = frozenset({AttemptStatus.COMPLETED, AttemptStatus.FAILED, AttemptStatus
 _TRUST_SECONDS = 2.0
 _MAX_KNOWN_TASKS = 1024
 
+# How long a reader waits for the worker of a run that has just ended.
+_CLOSING_SECONDS = 5.0
+_CLOSING_POLL_SECONDS = 0.2
+
 logger = get_logger("heteroflow.history")
 
 
@@ -142,7 +146,12 @@ async def aget_attempts(run_id: UUID | str) -> list[Attempt]:
             run = await client.read_flow_run(run_uuid)
         except ObjectNotFound as error:
             raise _no_such_run(run_uuid, error) from error
-        return await read_attempts(client, task_id_of(run))
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        while True:
+            attempts = await read_attempts(client, task_id_of(run))
+            if not _is_closing(run, attempts) or time.monotonic() > deadline:
+                return attempts
+            await asyncio.sleep(_CLOSING_POLL_SECONDS)
 
 
 def get_attempts(run_id: UUID | str) -> list[Attempt]:
@@ -172,8 +181,23 @@ def get_attempts(run_id: UUID | str) -> list[Attempt]:
         except ObjectNotFound as error:
             raise _no_such_run(run_uuid, error) from error
         task = str(task_id_of(run))
-        artifacts = client.read_artifacts(**_query(task))
-    return list(_as_stored(task, artifacts).attempts)
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        while True:
+            artifacts = client.read_artifacts(**_query(task))
+            attempts = list(_as_stored(task, artifacts).attempts)
+            if not _is_closing(run, attempts) or time.monotonic() > deadline:
+                return attempts
+            time.sleep(_CLOSING_POLL_SECONDS)
+
+
+def _is_closing(run: FlowRun, attempts: Sequence[Attempt]) -> bool:
+    """The run has ended and its worker is about to close the last row.
+
+    A flow reports its end itself; its worker hears of it when the process is gone.
+    """
+    if run.state is None or not run.state.is_final() or not attempts:
+        return False
+    return attempts[-1].status in (AttemptStatus.RUNNING, AttemptStatus.SCHEDULED)
 
 
 def _as_uuid(run_id: UUID | str) -> UUID:

@@ -18,8 +18,14 @@ from prefect_heteroflow.core.job_values import parse_job_values
 from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy, delay_seconds
 from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.current import CurrentAttempt
-from prefect_heteroflow.environment import ATTEMPT, GPU_MEMORY_MB, MEMORY_MB, NODE
-from prefect_heteroflow.environment import PREVIOUS_FAILURE, TASK_ID
+from prefect_heteroflow.environment import (
+    ATTEMPT,
+    GPU_MEMORY_MB,
+    MEMORY_MB,
+    NODE,
+    PREVIOUS_FAILURE,
+    TASK_ID,
+)
 from prefect_heteroflow.job_configuration import RetryVariables
 from prefect_heteroflow.orchestration.attempt_events import ATTEMPT_FAILED_EVENT
 from prefect_heteroflow.settings import HeteroflowSettings

@@ -64,7 +64,7 @@ def test_report_survives_its_file() -> None:
     ["", "{", "[]", '{"diagnosis": 3}', '{"unknown": 1}', '{"diagnosis": {"failure": "Nope"}}'],
 )
 def test_text_that_is_no_report_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 (the class is the contract)
+    with pytest.raises(ValueError, match=r"engine report|Nope"):
         environment.report_from_json(text)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from prefect_heteroflow.attempts.gpu_shares import GpuShares
 from prefect_heteroflow.core.resources import Gpu, Resources
-from prefect_heteroflow.gpu_shares import GpuShares
 
 SMALL_A = Gpu(uuid="GPU-a", name="", memory_mb=8192)
 SMALL_B = Gpu(uuid="GPU-b", name="", memory_mb=8192)

@@ -74,9 +74,7 @@ def moved_run(api: Api, nodes: None) -> str:
     return run
 
 
-def test_container_out_of_gpu_memory_completes_on_the_larger_pool(
-    api: Api, moved_run: str
-) -> None:
+def test_container_out_of_gpu_memory_completes_on_the_larger_pool(api: Api, moved_run: str) -> None:
     assert api.run(moved_run)["state"]["type"] == "COMPLETED"
     assert [(r["pool"], r["failure"], r["gpu_memory_mb"]) for r in api.rows(moved_run)] == [
         (SMALL, "GpuOutOfMemory", 8192),

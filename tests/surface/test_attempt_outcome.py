@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prefect.client.schemas.objects import State, StateType
 
-from prefect_heteroflow.attempt_backend import AttemptEnd
-from prefect_heteroflow.attempt_outcome import Outcome, outcome_of
+from prefect_heteroflow.attempts.backend import AttemptEnd
+from prefect_heteroflow.attempts.outcome import Outcome, outcome_of
 
 CLEAN = AttemptEnd(exit_code=0, oom_killed=False)
 KILLED = AttemptEnd(exit_code=137, oom_killed=True)

@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 
-from prefect_heteroflow.cancelling import handle_cancelling
+from prefect_heteroflow.attempts.cancelling import handle_cancelling
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now

@@ -52,7 +52,9 @@ class AttemptEnding:
                 self.flow_run.id,
                 transitions.completed_state(f"Attempt {self.row.attempt} ended with exit code 0."),
             )
-        await self._write(dataclasses.replace(self.row, status=AttemptStatus.COMPLETED))
+        await self._write(
+            dataclasses.replace(self.row, status=AttemptStatus.COMPLETED, ended_task=True)
+        )
         await self._hand_over()
 
     async def cancelled(self) -> None:
@@ -61,6 +63,7 @@ class AttemptEnding:
             self.row,
             status=AttemptStatus.CANCELLED,
             failure="TaskCancelled",
+            ended_task=True,
             decision="Cancelled by a user; nothing is retried.",
             ended=self.row.ended or utc_now().isoformat(),
         )
@@ -89,7 +92,7 @@ class AttemptEnding:
         """The flow reported its own failure: its state stands."""
         state = self.flow_run.state
         message = None if state is None else state.message
-        await self._write(self._failed_row(diagnosis, f"Stopped: {message}"), failed=True)
+        await self._write(self._last_row(diagnosis, f"Stopped: {message}"), failed=True)
         self._emit(diagnosis, "stop")
         await self._hand_over()
 
@@ -97,7 +100,7 @@ class AttemptEnding:
         """Write down why it failed and what follows, then do it."""
         self._log(diagnosis, decision)
         if isinstance(decision, Stop):
-            await self._write(self._failed_row(diagnosis, decision.reason), failed=True)
+            await self._write(self._last_row(diagnosis, decision.reason), failed=True)
             self._emit(diagnosis, "stop")
             message = message_with_line(decision.reason, diagnosis)
             await self._stop(Stop(ending=decision.ending, reason=message))
@@ -221,6 +224,9 @@ class AttemptEnding:
             decision=decision,
             ended=self.row.ended or utc_now().isoformat(),
         )
+
+    def _last_row(self, diagnosis: Diagnosis, decision: str) -> Attempt:
+        return dataclasses.replace(self._failed_row(diagnosis, decision), ended_task=True)
 
     def _next_row(self, decision: Retry) -> Attempt:
         stays = decision.place.pool == self.worker.node.pool

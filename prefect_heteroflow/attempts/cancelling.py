@@ -71,6 +71,7 @@ async def close_cancelled(
             last,
             status=AttemptStatus.CANCELLED,
             failure="TaskCancelled",
+            ended_task=True,
             decision=message,
             ended=utc_now().isoformat(),
         )

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 import httpx
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun
 
 from prefect_heteroflow import environment
-from prefect_heteroflow.attempt_backend import AttemptEnd, AttemptHandle, AttemptNotStarted
-from prefect_heteroflow.attempt_backend import AttemptPlan as Plan
-from prefect_heteroflow.attempt_ending import AttemptEnding
-from prefect_heteroflow.attempt_outcome import Outcome, outcome_of
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.classify import diagnose
+from prefect_heteroflow.attempts.admission import described, find_place
+from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptHandle, AttemptNotStarted
+from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
+from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
+from prefect_heteroflow.attempts.ending import AttemptEnding
+from prefect_heteroflow.attempts.outcome import Outcome, outcome_of
+from prefect_heteroflow.attempts.standing import read_standing
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.job_values import (
@@ -30,11 +32,11 @@ from prefect_heteroflow.core.job_values import (
     boost_gpu_inference_memory,
     parse_job_values,
 )
-from prefect_heteroflow.core.policy import Decision, Retry, RetryStrategy, Stop
+from prefect_heteroflow.core.policy import Decision, Retry, Stop
 from prefect_heteroflow.core.resources import Gpu, Resources
-from prefect_heteroflow.core.routing import NoRoute, fits, route
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.core.user_rules import combine_user_rules
+from prefect_heteroflow.fast_literals import fast_finder
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -63,7 +65,7 @@ class AttemptLife:
         self._resources = Resources()
         self._gpus: tuple[Gpu, ...] = ()
         self.handle: AttemptHandle | None = None
-        self._scanner = FailureScanner()
+        self._scanner = FailureScanner(fast_finder())
         self._output = RunOutput(self._logger)
         self._reported_start = False
         self._decided: tuple[Diagnosis, Decision] | None = None
@@ -154,39 +156,15 @@ class AttemptLife:
 
     async def _take_up(self) -> bool:
         """Read what is known of the task; `False` when this run is not to be started here."""
-        self._history = tuple(await read_attempts(self._client, self.task_id))
-        open_row = self._history[-1] if self._history else None
-        if open_row is not None and self._is_carried_elsewhere(open_row):
-            await transitions.escalate(
-                self._client,
-                self.flow_run.id,
-                f"Attempt {open_row.attempt} of this run is {open_row.status.value} on pool"
-                f" {open_row.pool}; the run ends with it. Resume does nothing here: cancel the"
-                " run to end it.",
-            )
+        standing = await read_standing(
+            self._client, self.task_id, self.flow_run, self._worker.node.pool
+        )
+        if isinstance(standing, str):
+            await transitions.escalate(self._client, self.flow_run.id, standing)
             return False
-        if open_row is not None and open_row.status is AttemptStatus.RUNNING:
-            # Somebody scheduled the run again although nobody saw this attempt end.
-            lost = dataclasses.replace(
-                open_row,
-                status=AttemptStatus.FAILED,
-                failure=FailureClass.NODE_LOST.value,
-                reason="Its end was never seen: the worker that watched it went away.",
-                decision="The run was scheduled again.",
-                ended=utc_now().isoformat(),
-            )
-            self._history = (*self._history[:-1], lost)
-            await write_attempts(self._client, self.task_id, [lost], summary=False)
-        if open_row is not None and open_row.status is AttemptStatus.SCHEDULED:
-            self._history = self._history[:-1]
+        self._history = standing
         self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
         return await self._accept_values()
-
-    def _is_carried_elsewhere(self, row: Attempt) -> bool:
-        return row.status in (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING) and (
-            row.flow_run_id not in ("", str(self.flow_run.id))
-            or (row.pool is not None and row.pool != self._worker.work_pool.name)
-        )
 
     async def _accept_values(self) -> bool:
         configuration = self._configuration
@@ -224,32 +202,13 @@ class AttemptLife:
 
     async def _accept_place(self) -> bool:
         """Move the run, or refuse it, when it is larger than this node."""
-        node = self._worker.node
-        if fits(self._resources, node):
+        found = await find_place(self._worker, self._resources, self._values.policy)
+        if found is None:
             return True
-        cluster = await self._worker.read_cluster()
-        found = route(
-            self._resources,
-            cluster,
-            current_pool=node.pool,
-            current_node=node.name,
-            containers=self._worker.containers,
-        )
-        asked = _asked(self._resources)
-        stays = self._values.policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE
-        if isinstance(found, NoRoute):
-            text = f"The run asks for {asked}: {found.reason}"
-            await self._refuse(FailureClass.RESOURCE_LIMIT_EXCEEDED, "no-node-fits", text)
-            return False
-        if stays and found.pool != node.pool:
-            text = (
-                f"The run asks for {asked}, more than node {node.name} has, and"
-                f" {self._values.policy.retry_strategy.value} keeps it on pool {node.pool}."
-                f" Run it on pool {found.pool}, or ask for less."
-            )
-            await self._refuse(FailureClass.RESOURCE_LIMIT_EXCEEDED, "no-node-fits", text)
-            return False
-        await self._ending().move_before_start(found, asked)
+        if isinstance(found, str):
+            await self._refuse(FailureClass.RESOURCE_LIMIT_EXCEEDED, "no-node-fits", found)
+        else:
+            await self._ending().move_before_start(found, described(self._resources))
         return False
 
     async def _refuse(self, failure: FailureClass, rule: str, text: str) -> None:
@@ -288,7 +247,7 @@ class AttemptLife:
             "Attempt %d on node %s: %s",
             self._row.attempt,
             worker.node.name,
-            _asked(self._resources),
+            described(self._resources),
         )
         return await worker.start_attempt(plan)
 
@@ -299,10 +258,10 @@ class AttemptLife:
             resources=self._resources,
             pool=self._worker.node.pool,
             node=self._worker.node.name,
-            history=self._history,
+            history=tuple(current_series(self._history)),
             gpu_memory_mb=self._gpu_memory_mb(),
             containers=self._worker.containers,
-            retry_on=tuple(values.retry_on),
+            retry_on=(*values.retry_on, *self._worker.raw_file_rules),
             stop_on=tuple(values.stop_on),
             retry_exceptions=values.retry_exceptions
             if isinstance(values.retry_exceptions, bool)
@@ -410,48 +369,25 @@ class AttemptLife:
         self._logger.error("The attempt could not be started: %s", engine_error)
         end = AttemptEnd(engine_error=engine_error)
         evidence = Evidence(phase="start", engine_error=engine_error)
-        await self._conclude(self._diagnose_evidence(evidence), end, never_started=True)
+        await self._conclude(self._rules().diagnose(evidence), end, never_started=True)
 
     def _diagnose(self, end: AttemptEnd, report: environment.EngineReport | None) -> Diagnosis:
-        if report is not None and report.diagnosis is not None and not end.oom_killed:
-            return report.diagnosis
-        state = self.flow_run.state
-        is_final = state is not None and state.type in (StateType.FAILED, StateType.CRASHED)
-        signal_number = end.signal
-        if signal_number is None and report is not None:
-            signal_number = report.signal
-        evidence = Evidence(
-            phase="lost" if end.lost else "run",
-            exit_code=end.exit_code,
-            signal=signal_number,
-            oom_killed=end.oom_killed,
-            oom_kill_count=end.oom_kill_count,
-            memory_limit_mb=self._resources.memory_mb,
-            peak_memory_mb=end.peak_memory_mb,
-            engine_error=end.engine_error,
-            state_message=state.message if state is not None and is_final else None,
+        return diagnose_end(
+            end,
+            report,
+            state=self.flow_run.state,
             log=self._scanner.evidence_text(),
-            gpu_total_mb=self._gpu_memory_mb(),
+            resources=self._resources,
+            gpu_memory_mb=self._gpu_memory_mb(),
+            rules=self._rules(),
         )
-        return self._diagnose_evidence(evidence)
 
-    def _diagnose_evidence(self, evidence: Evidence) -> Diagnosis:
-        values = self._values
-        found = diagnose(
-            evidence,
-            user_rules=combine_user_rules(retry_on=values.retry_on, stop_on=values.stop_on),
-            retry_exceptions=values.retry_exceptions,
-        )
-        if found is not None:
-            return found
-        return Diagnosis(
-            failure=FailureClass.UNKNOWN_ERROR,
-            rule="no-final-state",
-            reason=(
-                f"The process ended with exit code {evidence.exit_code}, but the run never"
-                " reported a final state."
+    def _rules(self) -> DiagnosisRules:
+        return DiagnosisRules(
+            user_rules=combine_user_rules(
+                self._values.retry_on, self._values.stop_on, self._worker.file_rules
             ),
-            confidence=0.3,
+            retry_exceptions=self._values.retry_exceptions,
         )
 
     async def _conclude(
@@ -464,7 +400,7 @@ class AttemptLife:
             resources=self._resources,
             pool=self._worker.node.pool,
             node=self._worker.node.name,
-            history=self._history,
+            history=current_series(self._history),
             cluster=await self._worker.read_cluster(),
             jitter_fraction=random.random(),
             never_started=never_started,
@@ -518,16 +454,3 @@ def _ending_without_deployment(decision: Retry) -> Any:
     from prefect_heteroflow.core.policy import Ending
 
     return Ending.CRASHED if decision.counts_as == "infrastructure" else Ending.FAILED
-
-
-def _asked(resources: Resources) -> str:
-    """The request as a person would say it."""
-    parts = [f"{resources.memory_mb} MB of memory"]
-    if resources.gpu_count:
-        size = (
-            "" if resources.gpu_memory_mb is None else f" of at least {resources.gpu_memory_mb} MB"
-        )
-        parts.append(f"{resources.gpu_count} GPU{'s' if resources.gpu_count > 1 else ''}{size}")
-    if resources.shm_mb is not None:
-        parts.append(f"{resources.shm_mb} MB of shared memory")
-    return ", ".join(parts)

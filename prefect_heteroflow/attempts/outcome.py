@@ -6,7 +6,7 @@ from enum import Enum
 
 from prefect.client.schemas.objects import State, StateType
 
-from prefect_heteroflow.attempt_backend import AttemptEnd
+from prefect_heteroflow.attempts.backend import AttemptEnd
 
 
 class Outcome(str, Enum):

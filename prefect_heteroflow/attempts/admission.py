@@ -1,0 +1,51 @@
+"""Whether a run fits this node, and where it goes if it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy
+from prefect_heteroflow.core.resources import Resources
+from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+
+async def find_place(
+    worker: RetryingWorker, resources: Resources, policy: RetryPolicy
+) -> Route | str | None:
+    """`None` if the run fits this node, else the route to where it fits, or why there is none."""
+    node = worker.node
+    if fits(resources, node):
+        return None
+    found = route(
+        resources,
+        await worker.read_cluster(),
+        current_pool=node.pool,
+        current_node=node.name,
+        containers=worker.containers,
+    )
+    asked = described(resources)
+    if isinstance(found, NoRoute):
+        return f"The run asks for {asked}: {found.reason}"
+    if policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE and found.pool != node.pool:
+        return (
+            f"The run asks for {asked}, more than node {node.name} has, and"
+            f" {policy.retry_strategy.value} keeps it on pool {node.pool}. Run it on pool"
+            f" {found.pool}, or ask for less."
+        )
+    return found
+
+
+def described(resources: Resources) -> str:
+    """The request as a person would say it."""
+    parts = [f"{resources.memory_mb} MB of memory"]
+    if resources.gpu_count:
+        size = (
+            "" if resources.gpu_memory_mb is None else f" of at least {resources.gpu_memory_mb} MB"
+        )
+        parts.append(f"{resources.gpu_count} GPU{'s' if resources.gpu_count > 1 else ''}{size}")
+    if resources.shm_mb is not None:
+        parts.append(f"{resources.shm_mb} MB of shared memory")
+    return ", ".join(parts)

@@ -1,0 +1,57 @@
+"""How a task stands when one of its runs is about to be started."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from prefect.client.schemas.objects import FlowRun
+
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+
+async def read_standing(
+    client: PrefectClient, task_id: UUID, flow_run: FlowRun, pool: str
+) -> tuple[Attempt, ...] | str:
+    """The earlier attempts of the task, or why this run must not be started.
+
+    The second is so when somebody pressed Resume on a front run whose attempt is under way on
+    another pool.
+    """
+    history = tuple(await read_attempts(client, task_id))
+    last = history[-1] if history else None
+    if last is None:
+        return history
+    if _is_carried_elsewhere(last, flow_run, pool):
+        return (
+            f"Attempt {last.attempt} of this run is {last.status.value} on pool {last.pool}; the"
+            " run ends with it. Resume does nothing here: cancel the run to end it."
+        )
+    if last.status is AttemptStatus.SCHEDULED:
+        return history[:-1]  # it is this very attempt that was planned
+    if last.status is AttemptStatus.RUNNING:
+        # Somebody scheduled the run again although nobody saw this attempt end.
+        lost = dataclasses.replace(
+            last,
+            status=AttemptStatus.FAILED,
+            failure=FailureClass.NODE_LOST.value,
+            reason="Its end was never seen: the worker that watched it went away.",
+            decision="The run was scheduled again.",
+            ended=utc_now().isoformat(),
+        )
+        await write_attempts(client, task_id, [lost], summary=False)
+        return (*history[:-1], lost)
+    return history
+
+
+def _is_carried_elsewhere(row: Attempt, flow_run: FlowRun, pool: str) -> bool:
+    is_open = row.status in (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING)
+    other_run = row.flow_run_id not in ("", str(flow_run.id))
+    return is_open and (other_run or (row.pool is not None and row.pool != pool))

@@ -1,0 +1,190 @@
+"""The commands and snippets of the documents, run or looked up where they are defined."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer.main
+
+from prefect_heteroflow.cli import app
+from tests.core.test_docs import PAGES, README, ROOT, blocks
+from tests.support.prefect_server import PrefectServer
+from tests.support.workers import PREFECT, Api, Worker
+
+_SHELL = re.compile(r"^(?: {4})+((?:heteroflow|prefect|make) (?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
+_INLINE = re.compile(r"`((?:heteroflow|prefect) [a-z][^`]*|make [a-z]+[^`]*)`")
+_PREFECT_OWN = ("prefect config set", "prefect flow-run execute")  # named, not recommended
+EXAMPLE = next(code for code in blocks(README, "python") if "from_source" in code)
+SNIPPETS = blocks(README, "python")
+
+
+def commands(first_word: str) -> list[str]:
+    """Every command of the documents that starts with this word."""
+    found: dict[str, None] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        for line in [*_SHELL.findall(text), *_INLINE.findall(text)]:
+            command = " ".join(line.replace("\\\n", " ").split("  #")[0].split())
+            if command.startswith(f"{first_word} "):
+                found[command] = None
+    return list(found)
+
+
+def cli_commands() -> dict[tuple[str, ...], click.Command]:
+    """Every command and group of commands of `heteroflow`, by its words."""
+    found: dict[tuple[str, ...], click.Command] = {}
+
+    def walk(command: Any, words: tuple[str, ...]) -> None:
+        if words:
+            found[words] = command
+        for name, child in getattr(command, "commands", {}).items():
+            walk(child, (*words, name))
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+CLI = cli_commands()
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    """The words of the longest command of `heteroflow` that this line starts with."""
+    words = tuple(shlex.split(command)[1:])
+    return next((words[:end] for end in range(len(words), 0, -1) if words[:end] in CLI), ())
+
+
+@pytest.mark.parametrize("command", commands("heteroflow"))
+def test_heteroflow_command_of_the_documents_exists_with_its_options(command: str) -> None:
+    """Nobody types a command of the documents in vain."""
+    found = CLI[words_of(command)]
+    known = {option for parameter in found.params for option in parameter.opts}
+    used = {word.partition("=")[0] for word in shlex.split(command) if word.startswith("--")}
+    assert used <= known
+
+
+@pytest.mark.parametrize("words", CLI, ids=" ".join)
+def test_every_command_is_in_the_readme(words: tuple[str, ...]) -> None:
+    """A command that nobody finds is not there."""
+    assert f"heteroflow {' '.join(words)}" in README
+
+
+def test_every_option_of_submit_is_in_the_readme() -> None:
+    """It is the command with the most of them."""
+    options = [
+        option for each in CLI[("submit",)].params for option in each.opts if option != "--help"
+    ]
+    assert [option for option in options if f"{option}" not in README] == []
+
+
+@cache
+def prefect_help(*words: str) -> str:
+    """What `prefect ... --help` prints."""
+    env = {**os.environ, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [PREFECT, *words, "--help"], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in commands("prefect") if each not in _PREFECT_OWN]
+)
+def test_prefect_command_of_the_documents_exists_with_its_options(command: str) -> None:
+    """Prefect's command line is asked itself."""
+    words = shlex.split(command)[1:]
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    names = [word for word in words if not word.startswith("-")]
+    level = 1 if names[0] == "deploy" else 2
+    shown = prefect_help(*names[:level]) + ("--no-prompt" if "--no-prompt" in words else "")
+    assert [option for option in options if option not in shown] == []
+
+
+@pytest.mark.parametrize("command", commands("make"))
+def test_make_target_of_the_documents_exists(command: str) -> None:
+    """The Makefile has the target and uses each variable that is set."""
+    makefile = (ROOT / "Makefile").read_text()
+    target, *variables = shlex.split(command)[1:]
+    names = [variable.partition("=")[0] for variable in variables]
+    assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+    assert [name for name in names if f"$({name})" not in makefile] == []
+
+
+@pytest.mark.parametrize("code", SNIPPETS, ids=lambda code: f"{len(code)} characters")
+def test_snippet_runs(code: str, tmp_path: Path) -> None:
+    """Everything that it imports and declares is there; the example itself runs below."""
+    file = tmp_path / "snippet.py"  # Prefect reads the source of a flow from its file
+    file.write_text(code, encoding="utf-8")
+    runpy.run_path(str(file), run_name="snippet")
+
+
+def test_automation_of_the_readme_is_accepted_by_the_server(server: PrefectServer) -> None:
+    """Its event, labels and action are what Prefect takes."""
+    (code,) = [code for code in SNIPPETS if "Automation(" in code]
+    block = (
+        "from prefect.blocks.notifications import SlackWebhook\n"
+        "SlackWebhook(url='https://hooks.slack.test/services/a/b/c').save('gpu-alerts')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", block + code + "\ncreate_automation()"],
+        env=server.env(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def api(server: PrefectServer) -> Iterator[Api]:
+    """The server's REST API."""
+    with contextlib.closing(Api(server)) as found:
+        yield found
+
+
+def test_example_of_the_readme_completes_with_twice_the_memory(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """Pool, deployment and worker as in the README; only the delay is shorter."""
+    (tmp_path / "train.py").write_text(EXAMPLE, encoding="utf-8")
+
+    def run(*command: str) -> None:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=server.env(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run(PREFECT, "work-pool", "create", "cpu", "--type", "heteroflow-process")
+    run(sys.executable, "train.py")
+    deployment = api.get("/deployments/name/train/nightly")["id"]
+    delays = {"PREFECT_INTEGRATIONS_HETEROFLOW_ESCALATION_DELAY": "0"}
+    with Worker(server, tmp_path, pool="cpu", node="docs-cpu", settings=delays, memory_mb=8192):
+        flow_run = api.submit(deployment)
+        assert api.wait_end(flow_run).name == "Completed"
+    assert [row["memory_mb"] for row in api.rows(flow_run)] == [2048, 4096]
+
+
+def test_body_of_the_rest_example_creates_a_plain_job(server: PrefectServer, api: Api) -> None:
+    """The text between the quotes of `curl -d` is sent as it stands."""
+    (request,) = [text for text in blocks(README, "bash") if "curl" in text]
+    body = json.loads(shlex.split(request.replace("\\\n", " "))[-1])
+    api.create_pool("docs-rest", "heteroflow")
+    deployment = api.deploy("host_oom", "docs-rest", name="docs-rest")
+    created = api.post(f"/deployments/{deployment}/create_flow_run", body)
+    assert created["job_variables"] == body["job_variables"]
+    assert ast.literal_eval(created["job_variables"]["command"].split()[-1]) == 0
