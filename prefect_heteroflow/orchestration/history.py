@@ -35,7 +35,7 @@ from prefect_heteroflow.orchestration.transitions import task_id_of
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
-    from prefect.client.schemas.objects import Artifact
+    from prefect.client.schemas.objects import Artifact, FlowRun
 
 TABLE_DESCRIPTION = (
     "Every attempt of this run: where it ran, with what, why it failed, what was decided and why."
