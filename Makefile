@@ -33,6 +33,7 @@ lint: venv
 types: venv
 	$(BIN)/mypy
 	$(BIN)/mypy --explicit-package-bases --exclude /job_flows/ tests/support
+	$(BIN)/mypy --explicit-package-bases demo
 
 test: lint types
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)

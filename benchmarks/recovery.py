@@ -264,7 +264,8 @@ def measure(bed: Bed, options: argparse.Namespace, parts: Sequence[str]) -> None
             if name in parts:
                 console.print(f"[dim]taking: {name}")
                 take()
-        show(measurement.series)
+        if measurement.series:
+            show(measurement.series)
         if "many" in parts:
             recovery_many.show(recovery_many.measure(bed, options.many), console)
     if "calls" in parts:
@@ -287,6 +288,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="runs per row (10)")
     parser.add_argument("--many", type=int, default=200, help="runs that fail at once (200)")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts of {','.join(PARTS)}")
+    parser.add_argument("--keep", type=Path, help="a new folder for all logs, kept afterwards")
     parser.add_argument("--timeline", action="store_true", help="each request of one retry")
     options = parser.parse_args()
     parts = [part for part in options.only.split(",") if part]
@@ -298,7 +300,7 @@ def main() -> None:
         sys.exit(f"The benchmark cannot run here: {lacking}. It needs what the Docker tests need.")
     with (
         tempfile.TemporaryDirectory(prefix="recovery-") as folder,
-        bed(Path(folder), second_engine="other" in parts) as made,
+        bed(options.keep or Path(folder), second_engine="other" in parts) as made,
     ):
         measure(made, options, parts)
 

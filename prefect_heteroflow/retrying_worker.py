@@ -49,9 +49,10 @@ else:
 
 _HEARTBEAT_SECONDS = 15.0
 _RECONCILE_SECONDS = 15.0
-_CLUSTER_SECONDS = 5.0
+_CLUSTER_SECONDS = 2.0
 # A restarted worker whose old process died without a word waits so long for its old name.
 _CLAIM_SECONDS = 20.0
+_ADOPT_SECONDS = 2.0
 
 
 class WorkerCannotStart(RuntimeError):
@@ -194,7 +195,12 @@ class RetryingWorker(_Base):
     async def _cancel_run(self, flow_run_id: UUID) -> None:
         # Core's own version ends only runs that never started; ours ends them all.
         # Pinned by tests/surface/test_core_hooks.py.
-        await handle_cancelling(self, flow_run_id)
+        try:
+            await handle_cancelling(self, flow_run_id)
+        except Exception as error:
+            # It runs in the worker's own task group: an error would end the worker. The run stays
+            # `Cancelling`, and `reconcile` comes back to it.
+            self._logger.warning("Run %s could not be cancelled yet: %s", flow_run_id, error)
 
     # ---- for the lives of attempts --------------------------------------------------------------
 
@@ -205,11 +211,16 @@ class RetryingWorker(_Base):
             raise RuntimeError("The worker has not been set up.")
         return self._node
 
-    async def read_cluster(self) -> Cluster:
-        """All known nodes and pools, at most five seconds old; this node is always among them."""
+    async def read_cluster(self, *, fresh: bool = False) -> Cluster:
+        """All known nodes and pools, at most two seconds old; this node is always among them.
+
+        Args:
+            fresh: Ask again: before a run is told that it fits nowhere.
+        """
         now = utc_now()
         if (
-            self._cluster is not None
+            not fresh
+            and self._cluster is not None
             and (now - self._cluster[0]).total_seconds() < _CLUSTER_SECONDS
         ):
             return self._cluster[1]
@@ -350,7 +361,9 @@ class RetryingWorker(_Base):
                 self._wakeups.wake_at(utc_now() + timedelta(milliseconds=20), None)
             return
         if event.event == run_events.CANCELLING:
-            await handle_cancelling(self, flow_run_id)
+            # Ending a process takes its grace time; the next event must not wait for it.
+            assert self._runs_task_group is not None
+            self._runs_task_group.start_soon(self._cancel_run, flow_run_id)
         elif event.event == run_events.CANCELLED:
             await self._cancel_front_of(flow_run_id)
 
@@ -365,9 +378,22 @@ class RetryingWorker(_Base):
             )
 
     async def _adopt_left_attempts(self, group: anyio.abc.TaskGroup) -> None:
+        while True:
+            try:
+                if self._work_pool is not None:
+                    await self._adopt_now(group)
+                    return
+            except Exception as error:
+                self._logger.warning("Left attempts cannot be looked for yet: %s", error)
+            await anyio.sleep(_ADOPT_SECONDS)
+
+    async def _adopt_now(self, group: anyio.abc.TaskGroup) -> None:
         for handle, configuration in await self.find_left_attempts():
             flow_run = handle.plan.flow_run
-            if flow_run.id in self._lives:
+            known = self._lives.get(flow_run.id)
+            if known is not None:
+                if known.attempt != handle.plan.attempt:
+                    await self.discard_attempt(handle)
                 continue
             life = AttemptLife(self, flow_run, configuration)
             self._lives[flow_run.id] = life

@@ -19,13 +19,16 @@ async def find_place(
     node = worker.node
     if fits(resources, node):
         return None
-    found = route(
-        resources,
-        await worker.read_cluster(),
-        current_pool=node.pool,
-        current_node=node.name,
-        containers=worker.containers,
-    )
+    for fresh in (False, True):  # a node may have come up a moment ago
+        found = route(
+            resources,
+            await worker.read_cluster(fresh=fresh),
+            current_pool=node.pool,
+            current_node=node.name,
+            containers=worker.containers,
+        )
+        if isinstance(found, Route):
+            break
     asked = described(resources)
     if isinstance(found, NoRoute):
         return f"The run asks for {asked}: {found.reason}"

@@ -26,7 +26,7 @@ from prefect_heteroflow.attempts.outcome import Outcome, outcome_of
 from prefect_heteroflow.attempts.standing import read_standing
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.decide import decide
-from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
+from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.job_values import (
     JobValueError,
     boost_gpu_inference_memory,
@@ -394,19 +394,7 @@ class AttemptLife:
         self, diagnosis: Diagnosis, end: AttemptEnd, *, never_started: bool = False
     ) -> None:
         """Decide what follows, write it down, and do it."""
-        decision: Decision = decide(
-            diagnosis,
-            policy=self._values.policy,
-            resources=self._resources,
-            pool=self._worker.node.pool,
-            node=self._worker.node.name,
-            history=current_series(self._history),
-            cluster=await self._worker.read_cluster(),
-            jitter_fraction=random.random(),
-            never_started=never_started,
-            gpu_memory_mb=self._gpu_memory_mb(),
-            containers=self._worker.containers,
-        )
+        decision = await self._decide(diagnosis, never_started=never_started)
         if isinstance(decision, Retry) and self.flow_run.deployment_id is None:
             decision = Stop(
                 ending=_ending_without_deployment(decision),
@@ -417,6 +405,26 @@ class AttemptLife:
         )
         self._decided = (diagnosis, decision)
         await self._ending().decided(diagnosis, decision)
+
+    async def _decide(self, diagnosis: Diagnosis, *, never_started: bool) -> Decision:
+        for fresh in (False, True):
+            decision = decide(
+                diagnosis,
+                policy=self._values.policy,
+                resources=self._resources,
+                pool=self._worker.node.pool,
+                node=self._worker.node.name,
+                history=current_series(self._history),
+                cluster=await self._worker.read_cluster(fresh=fresh),
+                jitter_fraction=random.random(),
+                never_started=never_started,
+                gpu_memory_mb=self._gpu_memory_mb(),
+                containers=self._worker.containers,
+            )
+            # "It fits nowhere" must not rest on what was known a moment ago.
+            if isinstance(decision, Retry) or diagnosis.failure.group is not FailureGroup.ESCALATE:
+                break
+        return decision
 
     def _ending(self) -> AttemptEnding:
         return AttemptEnding(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.browser import screenshot, why_no_browser
+from tests.support.browser import click_text, screenshot, see, why_no_browser
 from tests.support.docker_engine import DockerEngine
 from tests.support.images import BASE_IMAGE, ensure_image, why_not_buildable
 from tests.support.needs import need
@@ -102,6 +102,7 @@ def test_page_of_the_run_shows_its_attempts_as_artifacts(
     text = screenshot(
         f"{server.url}{prefix}/runs/flow-run/{moved_run}?tab=Artifacts",
         picture(tmp_path, f"run-artifacts{prefix.replace('/', '-')}.png"),
+        script_steps=[see("Artifacts"), click_text("Artifacts")],
         wait_for_text=[f"heteroflow-attempts-{moved_run}", f"heteroflow-summary-{moved_run}"],
     )
     assert "Completed" in text
@@ -114,6 +115,7 @@ def test_page_of_the_run_lists_the_attempt_as_its_subflow(
     text = screenshot(
         f"{server.url}/runs/flow-run/{moved_run}?tab=Subflow+Runs",
         picture(tmp_path, "run-subflows.png"),
+        script_steps=[see("Subflow Runs"), click_text("Subflow Runs")],
         wait_for_text=["-attempt-2"],
     )
     assert "Completed" in text
