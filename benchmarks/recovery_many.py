@@ -59,10 +59,10 @@ class Many:
     """How long it took until all were running."""
 
 
-def measure(bed: Bed, count: int) -> Many:
+def measure(bed: Bed, count: int, pool: str = SMALL) -> Many:
     """Start `count` jobs that wait for a sign, give it, and see where each one gets."""
     deployments = [
-        bed.deploy(SMALL, f"many-{kind.name}", PLAIN_IMAGE, memory_mb=MEMORY_MB) for kind in KINDS
+        bed.deploy(pool, f"many-{kind.name}", PLAIN_IMAGE, memory_mb=MEMORY_MB) for kind in KINDS
     ]
     began = time.monotonic()
     runs: list[tuple[Kind, str]] = []
