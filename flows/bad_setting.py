@@ -1,6 +1,6 @@
 """Its deployment asks for more memory than growth may reach: refused before anything starts.
 
-The run ends as `PermanentFailure` with class `InvalidConfig`; the message names the value, what is
+The run ends as `PermanentFailure` with class `ResourceLimitExceeded`; the message names the value, what is
 allowed and what to do.
 """
 

@@ -183,11 +183,13 @@ class RetryingWorker(_Base):
         # Pinned by tests/surface/test_core_hooks.py.
         if flow_run_response and self._placements is not None:
             cluster = await self.read_cluster()
+            # As it was published, and as somebody may have cordoned it since.
+            node = next((n for n in cluster.nodes if n.name == self.node.name), self.node)
             flow_run_response = [
                 entry
                 for entry in flow_run_response
                 if await self._placements.is_for(
-                    self.node, entry.flow_run, cluster, self.work_pool.base_job_template
+                    node, entry.flow_run, cluster, self.work_pool.base_job_template
                 )
             ]
         return await super()._submit_scheduled_flow_runs(flow_run_response)

@@ -51,14 +51,14 @@ class HeteroflowSettings(PrefectBaseSettings):
     oom_memory_limit: int = Field(
         default=16384, description="Largest memory_mb that growth may reach, in MB (MiB)."
     )
-    retry_on: Any = Field(
+    retry_on: list[Any] | str | None = Field(
         default=None,
         description="Rules of your own that make a failure retryable: literals or /regex/.",
     )
-    stop_on: Any = Field(
+    stop_on: list[Any] | str | None = Field(
         default=None, description="Rules of your own that stop a run: literals or /regex/."
     )
-    retry_exceptions: Any = Field(
+    retry_exceptions: bool | list[str] | str = Field(
         default=False,
         description="Whether application exceptions are retried: false, true, or type names.",
     )

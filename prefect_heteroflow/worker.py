@@ -56,6 +56,7 @@ from prefect_heteroflow.docker_job import (
     apply_plan,
 )
 from prefect_heteroflow.infra import container as containers
+from prefect_heteroflow.infra.container import ENTRY_COMMAND
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
@@ -294,8 +295,21 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         container = super()._create_container(docker_client, **kwargs)
         with self._plans_lock:
             plan = self._plans.get(kwargs.get("labels", {}).get(RUN_LABEL, ""))
-        if plan is not None and plan.context_json is not None:
+        if plan is None or plan.context_json is None:
+            return container
+        try:
             container.put_archive("/", containers.entry_archive(plan.context_json))
+        except docker.errors.APIError as error:
+            if "read-only" not in str(error) or plan.configuration.command != ENTRY_COMMAND:
+                raise
+            self.get_flow_run_logger(plan.flow_run).warning(
+                "The container's root is read-only, so the flow runs by Prefect's own engine:"
+                " kills are still retried, exceptions end the run as in any other worker."
+            )
+            container.remove(force=True, v=True)
+            return super()._create_container(
+                docker_client, **{**kwargs, "command": containers.PREFECT_COMMAND}
+            )
         return container
 
     def _wait(self, handle: AttemptHandle) -> AttemptEnd:
@@ -385,9 +399,12 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     def _list_containers(self) -> list[tuple[str, dict[str, str]]]:
         client = self._engine()
         try:
-            found = client.containers.list(
-                all=True, filters={"label": f"{NODE_LABEL}={self.node.name}"}
-            )
+            # Another Prefect server may have a node of the same name on the same engine.
+            ours = [
+                f"{NODE_LABEL}={self.node.name}",
+                f"io.prefect.work-pool-id={self.work_pool.id}",
+            ]
+            found = client.containers.list(all=True, filters={"label": ours})
             return [(str(container.id), dict(container.labels)) for container in found]
         finally:
             client.close()

@@ -23,6 +23,8 @@ ENTRY_COMMAND = (
     f"python -c \"import sys; sys.path.insert(0, '{FOLDER}');"
     ' from prefect_heteroflow.engine import main; main()"'
 )
+PREFECT_COMMAND = "python -m prefect.engine"
+"""Prefect's own engine as the main process, where ours cannot be written into the container."""
 # Not needed inside a container: what only workers and people use.
 _LEFT_OUT = {
     "attempts",

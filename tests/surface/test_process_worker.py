@@ -212,6 +212,21 @@ def test_run_that_fits_nowhere_is_refused_with_what_there_is(
     assert api.rows(run)[0]["failure"] == "ResourceLimitExceeded"
 
 
+def test_run_that_a_person_runs_again_has_all_of_its_retries_again(
+    api: Api, nodes: dict[str, Worker]
+) -> None:
+    """What the Retry button of the UI does, after the retries ran out."""
+    run = api.submit(deploy(api, "flaky_network", memory_mb=512, max_retries=1), {"failures": 3})
+    assert api.wait_end(run).name == "Failed"
+    api.post(
+        f"/flow_runs/{run}/set_state",
+        {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": False},
+    )
+    api.wait_state(run, "Completed", timeout_seconds=180, may_end=True)
+    assert api.wait_end(run).name == "Completed"
+    assert [r["failure"] for r in api.rows(run)] == ["NetworkTimeout"] * 3 + [None]
+
+
 # ---- cancel: at any moment, it ends everything ---------------------------------------------------
 
 
