@@ -1,7 +1,7 @@
 """Its deployment asks for more memory than growth may reach: refused before anything starts.
 
-The run ends as `PermanentFailure` with class `ResourceLimitExceeded`; the message names the value, what is
-allowed and what to do.
+The run ends as `PermanentFailure` with class `ResourceLimitExceeded`; the message names the value,
+what is allowed and what to do.
 """
 
 from prefect import flow

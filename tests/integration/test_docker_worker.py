@@ -186,13 +186,18 @@ def test_flow_in_a_container_with_a_read_only_root_runs_by_prefects_own_engine(
     api: Api, worker: Worker, base_image: str
 ) -> None:
     """Our engine entry cannot be written into it."""
-    flow = deploy(
-        api,
-        "host_oom",
-        base_image,
-        env={"PREFECT_HOME": "/tmp/prefect", "HOME": "/tmp"},
-        container_create_kwargs={"read_only": True, "tmpfs": {"/tmp": ""}},
+    flow = api.deploy(
+        "hello",
+        POOL,
+        name="read-only",
+        file="bare.py",
+        job_variables={
+            "image": base_image,
+            "volumes": [f"{FLOWS}:{FLOWS}:ro"],
+            "env": {"PREFECT_HOME": "/tmp/prefect", "HOME": "/tmp"},
+            "container_create_kwargs": {"read_only": True, "tmpfs": {"/tmp": ""}},
+        },
     )
-    run = api.submit(flow, {"need_mb": 1})
+    run = api.submit(flow)
     assert api.wait_end(run).type == "COMPLETED"
     assert any("read-only" in line for line in api.logs(run))

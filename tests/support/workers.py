@@ -206,15 +206,16 @@ class Api:
         name: str,
         job_variables: Mapping[str, Any] | None = None,
         concurrency_limit: int | None = None,
+        file: str = "flows.py",
     ) -> str:
-        """Deploy a flow of `job_flows/flows.py`; gives the deployment's id."""
+        """Deploy a flow of a file in `job_flows`; gives the deployment's id."""
         flow = self.post("/flows/", {"name": flow_name.replace("_", "-")})
         delays = {"retry_delay": 0, "retry_jitter": 0}
         body: dict[str, Any] = {
             "name": name,
             "flow_id": flow["id"],
             "work_pool_name": pool,
-            "entrypoint": f"flows.py:{flow_name}",
+            "entrypoint": f"{file}:{flow_name}",
             "pull_steps": [
                 {"prefect.deployments.steps.set_working_directory": {"directory": str(FLOWS)}}
             ],
