@@ -11,7 +11,7 @@ from prefect_heteroflow.core.failures import Diagnosis, FailureClass, MemoryFigu
 from prefect_heteroflow.core.literals import BENIGN, candidates, shapes_of
 from prefect_heteroflow.core.log_lines import MAX_LINE, strip_prefixes
 from prefect_heteroflow.core.masking import mask_secrets
-from prefect_heteroflow.core.rules import Rule
+from prefect_heteroflow.core.rules import Role, Rule
 from prefect_heteroflow.core.rules.figures import (
     ABSURD_BYTES,
     PARSERS,
@@ -27,6 +27,25 @@ _ENGINE_WORDS = re.compile(
     r"[Dd]aemon|[Dd]ocker|kubelet|OCI |containerd|nvidia-container|registry|manifest|runc|podman"
     r"|StartContainer|Reason: |Message: "
 )
+
+
+_TAG = re.compile(r"\[(?:CUDA|GPU|HIP|ROCm|TRT|OpenCL)\] ")
+"""Tags that look like a logger's prefix and say which device the message is about."""
+
+_PROGRAM_MISTAKE = re.compile(
+    r"(?:Assertion|Key|Name|Attribute|Type|Index|Syntax|Indentation|ZeroDivision|UnboundLocal"
+    r"|ModuleNotFound)Error: "
+)
+"""Whatever such an exception quotes, the program itself is wrong."""
+
+_MISTAKE_CLASSES = (FailureClass.APPLICATION_ERROR, FailureClass.INVALID_CONFIG)
+
+
+def message_of(raw: str) -> str:
+    """The message of a line: without prefixes, but with a tag that names the device."""
+    message = strip_prefixes(raw)
+    tag = _TAG.search(raw, 0, len(raw) - len(message))
+    return message if tag is None else raw[tag.start() :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +87,22 @@ def match_line(
     rules: Sequence[Rule], lines: Sequence[str], index: int, *, start: bool
 ) -> Match | None:
     """The first of `rules` that fires in line `index`, unless the line is known to mean nothing."""
-    line = strip_prefixes(lines[index])
+    line = message_of(lines[index])
+    if _PROGRAM_MISTAKE.match(line) is not None:
+        rules = [rule for rule in rules if rule.failure in _MISTAKE_CLASSES]
     if start:
-        rules = sorted(rules, key=lambda rule: not rule.at_start)
+        rules = sorted(rules, key=_later_at_start)
     for rule in rules:
         if _fires(rule, lines, index, line, start):
             if any(benign.regex.search(line) for benign in BENIGN):
                 return None
             return Match(rule, index, line, lines[index])
     return None
+
+
+def _later_at_start(rule: Rule) -> bool:
+    """What the engine says comes first, but for its mere "I refused"."""
+    return not rule.at_start or rule.role is Role.SUMMARY
 
 
 def _fires(rule: Rule, lines: Sequence[str], index: int, line: str, start: bool) -> bool:

@@ -19,9 +19,13 @@ _PROGRESS = re.compile(
     r"|results)|[Rr]esults saved|[Cc]heckpoint saved|\[heteroflow: \d{4,12} lines left out\]"
 )
 _WARNING = re.compile(
-    r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource|Future)Warning: "
+    r"(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource|Future)Warning: "
     r"|^W\d{4} "
 )
+_IGNORED = "Exception ignored in"
+_UNINDENTED_EXCEPTION = re.compile(r"[\w.]{1,120}(?:Error|Exception|Interrupt|Exit)\b(?:: |$)")
+_TRACEBACK_LINES = 30
+"""An ignored exception stands at most this many lines after the notice."""
 _GROUP_SCAN = 20_000
 """At most this many lines between two matches are searched for signs of progress."""
 
@@ -76,7 +80,16 @@ def _rank(match: Match, survived: bool, candidates: Sequence[Match]) -> tuple[in
 
 def _exception_after(match: Match, candidates: Sequence[Match]) -> bool:
     return any(
-        other.index > match.index and other.rule.role is Role.GENERIC for other in candidates
+        other.index > match.index
+        and (
+            other.rule.role is Role.GENERIC
+            or (
+                other.rule.role is Role.ROOT
+                and other.rule.failure is not match.rule.failure
+                and _WARNING.search(other.raw[:160]) is None
+            )
+        )
+        for other in candidates
     )
 
 
@@ -84,6 +97,8 @@ def _survived(match: Match, candidates: Sequence[Match], lines: Sequence[str]) -
     """The job went on after `match`, and something else failed later."""
     if match.rule.role not in (Role.ROOT, Role.GENERIC, Role.FOLLOW_UP):
         return False
+    if _was_ignored(match, lines):
+        return True
     later = [
         other.index
         for other in candidates
@@ -92,6 +107,18 @@ def _survived(match: Match, candidates: Sequence[Match], lines: Sequence[str]) -
         and other.rule.failure is not match.rule.failure
     ]
     return bool(later) and _went_on(match.index, later[-1], lines)
+
+
+def _was_ignored(match: Match, lines: Sequence[str]) -> bool:
+    """Python said that it ignores the exception, as it does in destructors."""
+    before = lines[max(0, match.index - _TRACEBACK_LINES) : match.index]
+    for line in reversed(before):
+        text = line[:400]
+        if _IGNORED in text:
+            return True
+        if _UNINDENTED_EXCEPTION.match(text):
+            return False  # That one was the ignored exception; ours came after it.
+    return False
 
 
 def _went_on(first: int, last: int, lines: Sequence[str]) -> bool:

@@ -12,8 +12,8 @@ from prefect_heteroflow.core.literals import (
     candidates,
     shapes_of,
 )
-from prefect_heteroflow.core.log_lines import ESCAPES_BYTES, MAX_LINE, OVERLAP, strip_prefixes
-from prefect_heteroflow.core.matching import shown
+from prefect_heteroflow.core.log_lines import ESCAPES_BYTES, MAX_LINE, OVERLAP
+from prefect_heteroflow.core.matching import message_of, shown
 
 _BLOCK = 256 * 1024
 """Bytes that are gathered before they are looked at."""
@@ -187,7 +187,7 @@ class FailureScanner:
             line = self._data[piece:stop].decode("utf-8", "replace")
             rules = candidates(shapes_of([line])[0])
             if rules:
-                text = strip_prefixes(line)
+                text = message_of(line)
                 matched = [rule.id for rule in rules if rule.regex.search(text) is not None][:3]
                 if matched and not any(rule.regex.search(text) for rule in BENIGN):
                     snippet = (

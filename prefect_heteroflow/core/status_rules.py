@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
+from prefect_heteroflow.core.literals import BENIGN
+from prefect_heteroflow.core.log_lines import split_lines
 from prefect_heteroflow.core.matching import shown
 from prefect_heteroflow.core.root_cause import Chosen
 
@@ -16,6 +19,15 @@ HARDWARE_XIDS = frozenset(
     # 151 to 154 are notices.
 ) | {155, 156, 158}
 """Xids that say that the GPU or its link is at fault (NVIDIA catalog of 2025-10)."""
+
+_COMPLAINT = re.compile(
+    r"\b[Ee]rror\b(?: [\w.]{1,30})? ?:(?! ?[\d.])|\bERROR\b|\bERR!|\[[EF]\]|\[[EF]:"
+    r"|\b(?:FATAL|Fatal|fatal)\b|\b(?:[Ff]ailed|[Uu]nable|[Cc]ould not|[Cc]annot) "
+    r"|\w(?:Error|Exception)\b[:(]|: error |: (?:unexpected|invalid) |Assertion failed"
+    r"|\bCMake Error\b|\bcurl: \(\d|Traceback \(most recent call last\)"
+)
+_COMPLAINT_LINES = 200
+_COMPLAINT_CHARACTERS = 64_000
 
 _SIGNALS: MappingProxyType[int, tuple[FailureClass, str, str, float]] = MappingProxyType(
     {
@@ -224,6 +236,16 @@ def from_exit_status(evidence: Evidence, chosen: Chosen | None) -> Diagnosis:
             reason="The container engine itself failed (exit code 125).",
             confidence=0.5,
         )
+    complaint = _complaint(evidence)
+    if complaint is not None:
+        return Diagnosis(
+            failure=FailureClass.APPLICATION_ERROR,
+            rule="program-complained",
+            reason="The program reported an error of its own that no rule knows, and ended.",
+            line=shown(complaint),
+            confidence=0.3,
+            runner_up=FailureClass.UNKNOWN_ERROR,
+        )
     said = "no exit code" if code is None else f"exit code {code}"
     return Diagnosis(
         failure=FailureClass.UNKNOWN_ERROR,
@@ -231,6 +253,20 @@ def from_exit_status(evidence: Evidence, chosen: Chosen | None) -> Diagnosis:
         reason=f"The attempt ended with {said} and nothing in its output tells why.",
         confidence=0.2,
     )
+
+
+def _complaint(evidence: Evidence) -> str | None:
+    """The first line of the last ones in which a program that ended itself reports an error."""
+    code = evidence.exit_code
+    if evidence.phase != "run" or evidence.signal or not evidence.log:
+        return None
+    if code is not None and not (0 < code <= 125 or code == 255):
+        return None
+    lines = split_lines(evidence.log[-_COMPLAINT_CHARACTERS:])[-_COMPLAINT_LINES:]
+    for line in lines:
+        if _COMPLAINT.search(line) and not any(rule.regex.search(line) for rule in BENIGN):
+            return line
+    return None
 
 
 def _memory_was_full(evidence: Evidence) -> bool:

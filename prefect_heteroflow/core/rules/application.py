@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
         r"|Aborted \(core dumped\)|terminate called (?:after throwing|without an active)"
         r"|libc\+\+abi: terminating|Check failed: |GGML_ASSERT"
         r"|Assertion .{1,300} failed\.?$",
+        unless=r"^[\w.]{1,120}(?:Error|Exception): ",
         sample="Aborted (core dumped)",
         near_miss="Assertion checks enabled",
         framework="native code",
@@ -61,7 +62,9 @@ RULES: tuple[Rule, ...] = (
         r"|[Ss]ent interrupt\b|before force[- ]killing|Task successfully killed"
         r"|[Ss]topping container|[Cc]ontainer was stopped|kill signal=(?:15|9)"
         r"|[Ss]ignal received to (?:stop|terminate)|user requested (?:stop|termination"
-        r"|cancel)",
+        r"|cancel)|[Rr]eceived (?:an? )?(?:cancel(?:lation)?|stop|shutdown) (?:request|command)"
+        r"|(?:did not|didn't|failed to) (?:exit|stop|terminate) (?:with)?in .{0,40}(?:grace|time)"
+        r"|[Gg]race period (?:expired|exceeded|is over)",
         anywhere=r"\b137\b|\b143\b|[Kk]illed|[Kk]illing|SIGTERM|SIGKILL|[Tt]erminat",
         sample="Exit code: 137\n10:32:44Z  Killing  Sent interrupt. Waiting 5s before force "
         "killing",
@@ -101,8 +104,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="python-exception",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"^(?:E {1,8})?[\w.]{0,300}(?:Error|Exception|Timeout|Expired)\w{0,20}"
-        r"(?:: |:?$)|^[a-z_]\w{0,60}\.[\w.]{0,200}(?:Failure|Fault|NotFound|OutOfResources): ",
+        pattern=r"(?:^(?:E {1,8})?|\\n|\": ?\"|[\]:|] )[\w.]{0,300}(?:Error|Exception|Timeout|Expired)\w{0,20}"
+        r"(?:: |:?$)|^[a-z_]\w{0,60}\.[\w.]{0,200}(?:Failure|Fault|NotFound|OutOfResources): "
+        r"|\[ONNXRuntimeError\] : \d",
         unless=r"Warning: |SystemExit: 0",
         sample="ValueError: bad input",
         near_miss="UserWarning: bad input",

@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
         r"|incorrect username or password|authentication required|failed to authorize: "
         r"|insufficient_scope|status.{0,200}: 40[13] (?:Unauthorized|Forbidden)"
         r"|docker-credential-.{1,60}(?:not found|executable)|error getting credentials",
+        unless=r"[Pp]od sandbox",
         sample="Error response from daemon: pull access denied for org/app, repository does not "
         "exist or may require 'docker login': denied: requested access to the resource is "
         "denied",
@@ -56,6 +57,34 @@ RULES: tuple[Rule, ...] = (
         sentence="The registry refused the image: wrong name, or no right to pull it.",
         at_start=True,
         confidence=0.85,
+    ),
+    Rule(
+        id="registry-certificate",
+        failure=FailureClass.INVALID_CONFIG,
+        pattern=r"x509: |server gave HTTP response to HTTPS client"
+        r"|first record does not look like a TLS handshake",
+        sample='Error response from daemon: Get "https://registry.corp/v2/": x509: certificate '
+        "signed by unknown authority",
+        near_miss='Error response from daemon: Get "https://registry.corp/v2/": net/http: TLS '
+        "handshake timeout",
+        framework="registry",
+        sentence="The node does not trust the registry's certificate, or it speaks plain HTTP.",
+        at_start=True,
+        confidence=0.75,
+    ),
+    Rule(
+        id="image-layer-damaged",
+        failure=FailureClass.TRANSIENT_ERROR,
+        pattern=r"layer verification failed for digest|failed commit on ref"
+        r"|unexpected commit digest|failed size validation|archive/tar: invalid tar header"
+        r"|failed to register layer: .{0,80}unexpected (?:EOF|end)",
+        unless=r"[Nn]o space left",
+        sample="filesystem layer verification failed for digest sha256:5f2c",
+        near_miss="failed to register layer: no space left on device",
+        framework="docker, containerd",
+        sentence="A layer of the image arrived damaged; another pull may bring it whole.",
+        at_start=True,
+        confidence=0.7,
     ),
     Rule(
         id="image-not-found",
@@ -91,6 +120,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"could not select device driver|nvidia-container-cli: "
         r"|unknown or invalid runtime name|[Uu]nknown runtime specified"
         r"|driver/library version mismatch|unresolvable CDI devices"
+        r"|error gathering device information|no runtime for .{1,60} is configured"
         r"|libnvidia-ml\.so\.\d: cannot open|failed to (?:inject|discover) (?:CDI|GPU)",
         unless=r"nvidia-container-cli: requirement error",
         sample='could not select device driver "" with capabilities: [[gpu]]',
@@ -176,7 +206,7 @@ RULES: tuple[Rule, ...] = (
         r"|Are you trying to mount a directory onto a file|maximum (?:CPU|memory)"
         r"|invalid (?:repository|tag) (?:name|format)|cannot set memory"
         r"|Unsupported config option|unable to find user "
-        r"|no matching entries in passwd file",
+        r"|no matching entries in passwd file|includes invalid characters",
         sample='Error response from daemon: invalid mount config for type "bind": bind source '
         "path does not exist: /app.",
         near_miss="Error response from daemon: manifest for org/web:2 not found: manifest unknown",
@@ -224,5 +254,18 @@ RULES: tuple[Rule, ...] = (
         role=Role.FOLLOW_UP,
         at_start=True,
         confidence=0.75,
+    ),
+    Rule(
+        id="container-engine-refused",
+        failure=FailureClass.CONTAINER_RUNTIME_ERROR,
+        pattern=r"Error response from daemon: |rpc error: code = |failed to register layer: ",
+        sample="Error response from daemon: container 9f8a is marked for removal and cannot be "
+        "started",
+        near_miss="INFO response from daemon: ok",
+        framework="docker, containerd",
+        sentence="The container engine of the node refused the request.",
+        role=Role.SUMMARY,
+        at_start=True,
+        confidence=0.4,
     ),
 )

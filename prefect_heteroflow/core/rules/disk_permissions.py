@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
         id="disk-full",
         failure=FailureClass.DISK_PRESSURE,
         pattern=_ENOSPC,
-        unless=r"shm|UserWarning|torch_|inotify",
+        unless=r"shm|UserWarning|torch_|inotify|file watchers",
         sample="OSError: [Errno 28] No space left on device: '/scratch/checkpoint.pt'",
         near_miss="NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1 (size "
         "9637888), error: No space left on device (28)",
@@ -99,7 +99,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="process-limits",
         failure=FailureClass.RESOURCE_LIMIT_EXCEEDED,
-        pattern=r"inotify (?:watch|instance)|"
+        pattern=r"inotify (?:watch|instance)|number of file watchers|"
         r"[Tt]oo many open files|\[Errno 24\]|EMFILE|received 0 items of ancdata"
         r"|can't start new thread|Resource temporarily unavailable"
         r"|pthread_create (?:failed|has failed|: )|\[Errno 11\]|[Tt]oo many processes"
@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         r"|Permission .{1,60} denied on resource|InsufficientPermissions"
         r"|PermissionDenied\b|AuthorizationFailure|NoCredentialsError|InvalidAccessKeyId"
         r"|SignatureDoesNotMatch|ExpiredToken|Unable to locate credentials"
-        r"|DefaultCredentialsError|AuthenticationError",
+        r"|DefaultCredentialsError|AuthenticationError|fatal: Authentication failed",
         sample="PermissionError: [Errno 13] Permission denied: '/data/out'",
         near_miss="def test_permission_error(): pass",
         framework="posix, cloud",

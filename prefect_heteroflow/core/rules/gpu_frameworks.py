@@ -76,6 +76,7 @@ RULES: tuple[Rule, ...] = (
         r"|memory space hbm)|[Rr]esource exhausted: .{0,60}[Oo]ut of memory"
         r"|Out of memory (?:while trying to allocate|allocating) [\d,]{1,26} bytes"
         r"|Exceeded hbm capacity|Failed to allocate [\d,]{1,26} bytes for new constant"
+        r"|RESOURCE_EXHAUSTED: Attempting to (?:allocate|reserve) .{1,40} That was not possible"
         r"|CUDA_ERROR_OUT_OF_MEMORY: out of memory; total memory reported",
         unless=r"memory space (?:vmem|smem)|[Ss]coped vmem|grpc|[Qq]uota|limit set to: "
         r"|allocated so far",
@@ -87,6 +88,7 @@ RULES: tuple[Rule, ...] = (
         confidence=0.92,
         numbers=(
             rf"(?:allocate|allocating)(?: request for)? (?P<requested>{SIZE})",
+            rf"There are (?P<free>{SIZE}) free",
             rf"Used (?P<requested>{SIZE}) of (?P<total>{SIZE})",
         ),
     ),
@@ -124,6 +126,20 @@ RULES: tuple[Rule, ...] = (
             rf"(?:to allocate|allocating) (?P<requested>{SIZE})",
             rf"\((?:total|allocated so far:) (?P<own>{SIZE})",
         ),
+    ),
+    Rule(
+        id="rmm-own-limit",
+        failure=FailureClass.INVALID_CONFIG,
+        pattern=r"(?:RMM|rmm).{0,200}Exceeded memory limit",
+        sample="MemoryError: std::bad_alloc: out_of_memory: RMM failure at:limiting_resource_"
+        "adaptor.hpp:143: Exceeded memory limit (failed to allocate 4.000000 GiB)",
+        near_miss="MemoryError: std::bad_alloc: out_of_memory: RMM failure at:pool_memory_resource"
+        ".hpp:196: Maximum pool size exceeded",
+        framework="rmm, cudf, cuml",
+        sentence="RMM's memory limit, which the program set itself, is too small"
+        "[ for {requested}].",
+        confidence=0.85,
+        numbers=(rf"failed to allocate (?P<requested>{SIZE})",),
     ),
     Rule(
         id="rmm-out-of-memory",

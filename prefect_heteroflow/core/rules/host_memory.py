@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
         r"|\bmalloc(?:\(\))?:? failed|cannot allocate \d{1,20} bytes"
         r"|out of memory allocating \d{1,20} bytes|virtual memory exhausted"
         r"|runtime: out of memory: cannot allocate"
-        r"|fatal error: (?:runtime: )?out of memory|OutOfMemoryError\(\)$"
+        r"|fatal error: (?:runtime: )?out of memory|LLVM ERROR: out of memory|OutOfMemoryError\(\)$"
         r"|failed to allocate memory \(NoMemoryError\)"
         r"|Fortran runtime error: Allocation would exceed memory limit"
         r"|OpenBLAS.{0,30}Memory allocation|[Ii]nsufficient virtual memory"
@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
         id="python-memory-error",
         failure=_CPU,
         pattern=r"(?:^|[\s:\]|)])MemoryError\b(?!'|\")",
-        unless=r"CUDA|cuda|rmm|\bexcept\b|pytest|raises",
+        unless=r"CUDA|cuda|rmm|RMM|out_of_memory|\bexcept\b|pytest|raises",
         sample="MemoryError",
         near_miss="except MemoryError:",
         framework="python",

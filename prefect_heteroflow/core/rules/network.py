@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"\b50[0234] Server Error|\b50[0234] (?:Internal Server Error|Bad Gateway"
         r"|Service (?:Temporarily )?Unavailable|Gateway Time-?out)|HTTP (?:Error "
         r"|status )?50[0234]\b|(?:status|code)(?:=|: ?| )50[0234]\b|response 50[0234]\b"
-        r"|HTTPError: 50[0234]\b|HTTPStatusError: Server error '50\d"
+        r"|HTTPError: 50[0234]\b|returned error: 50[0234]\b|HTTPStatusError: Server error '50\d"
         r"|StatusCode\.UNAVAILABLE|InternalServerError: |ServiceUnavailable(?:Error)?\b"
         r"|ServiceUnavailableError|The service is currently unavailable"
         r"|too many 50\d error responses|Backend Error|backendError",
@@ -75,6 +75,20 @@ RULES: tuple[Rule, ...] = (
         framework="http clients",
         sentence="A server was out of order (HTTP 5xx); that passes.",
         confidence=0.85,
+    ),
+    Rule(
+        id="database-busy",
+        failure=FailureClass.TRANSIENT_ERROR,
+        pattern=r"too many clients already|[Tt]oo many connections|remaining connection slots"
+        r"|DeadlockDetected|[Dd]eadlock (?:detected|found)|Lock wait timeout exceeded"
+        r"|database is locked|connection due to administrator command"
+        r"|database system is (?:starting up|shutting down|in recovery)",
+        sample='psycopg2.OperationalError: connection to server at "db" (10.0.0.2), port 5432 '
+        "failed: FATAL:  sorry, too many clients already",
+        near_miss="psycopg2.errors.UndefinedTable: relation \"runs\" does not exist",
+        framework="postgres, mysql, sqlite",
+        sentence="The database was busy or being restarted; it answers again later.",
+        confidence=0.75,
     ),
     Rule(
         id="address-in-use",
@@ -122,7 +136,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"\w{1,60}(?:Timeout|TimeoutError|TimeoutException): |\btimed out[,: ]"
         r"|CONNECTION FAILED|[Uu]nable to resolve host|[Ff]ailed to connect to"
         r"|[Uu]nable to connect to|[Cc]annot connect to (?:host|server)"
-        r"|[Cc]ould not connect to|NoBrokersAvailable|Connection(?:Failure|Failed)\b"
+        r"|[Cc]ould not connect to|Can't connect to .{0,40}server|NoBrokersAvailable|Connection(?:Failure|Failed)\b"
         r"|(?:Read|Connect|Write|Pool)Timeout(?:Error)?\b|[Rr]ead timed out"
         r"|[Cc]onnection timed out|[Tt]he read operation timed out"
         r"|[Tt]he handshake operation timed out|socket\.timeout|ETIMEDOUT|ESOCKETTIMEDOUT"

@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _benign(
         "launcher-cleanup",
-        r"closing signal SIG|Killing subprocess|[Ss]ending (?:SIGTERM|signal 15|SIGKILL)"
+        r"closing signal SIG|Killing subprocess|(?:^|: )[Ss]ending (?:SIGTERM|signal 15|SIGKILL)"
         r"|death signal, shutting down|destroy_process_group|process group has NOT been destroyed"
         r"|resource_tracker: |HYDRA_FULL_ERROR|srun: error: .{0,80}Terminated"
         r"|Failed to send MESSAGE_TASK_EXIT|^wandb: |Bypassing signal"
@@ -73,7 +73,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _benign(
         "config-and-flags",
-        r"OOMKilled\"?[:=] ?\"?false|--\w[\w-]{0,40}(?:oom|timeout|retry)|-XX:[+-]\w{0,60}"
+        r"^--?[A-Za-z][\w-]{0,40}(?:,? [^ ]{1,40})? {2,40}\w"
+        r"|OOMKilled\"?[:=] ?\"?false|--\w[\w-]{0,40}(?:oom|timeout|retry)|-XX:[+-]\w{0,60}"
         r"|[A-Z_]{3,40}=[^ ]{0,60}(?:oom|timeout)",
         'State: {"ExitCode": 137, "OOMKilled": false}',
         "Reason: OOMKilled",

@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
         r"|exceeding (?:physical |virtual )?memory limits|Container killed by YARN"
         r"|STATE=OUT_OF_MEMORY|exception type=oom|memory usage exceeded (?:request"
         r"|the limit)|OOMKilled\b(?!\"?: ?false|=false|:false)|low on resource: memory"
-        r"|Job exceeded its memory|job killed after reaching LSF memory",
+        r"|possible container OOM|Job exceeded its memory|job killed after reaching LSF memory",
         sample="slurmstepd: error: Detected 1 oom_kill event in StepId=1234.batch. Some of the "
         "step tasks have been OOM Killed.",
         near_miss='{"Status": "exited", "OOMKilled": false, "ExitCode": 1}',
@@ -91,7 +91,7 @@ RULES: tuple[Rule, ...] = (
         failure=FailureClass.NODE_LOST,
         pattern=r"DUE TO NODE FAIL|imminent node shutdown|NODE_FAIL|NodeLost\b|NodeNotReady"
         r"|The node .{0,80}(?:has died|is dead|was terminated)"
-        r"|ray\.exceptions\.NodeDiedError|node .{0,80}has been marked dead"
+        r"|ray\.exceptions\.NodeDiedError|because its node has died|node .{0,80}has been marked dead"
         r"|[Nn]ode failure|Node failed|deleted by (?:the )?node controller"
         r"|TaintManagerEviction|OwnerDiedError"
         r"|Connection to .{1,80} closed by remote host|agent .{0,60}lost contact"
@@ -144,6 +144,44 @@ RULES: tuple[Rule, ...] = (
         at_start=True,
     ),
     Rule(
+        id="scheduler-quota",
+        failure=FailureClass.RESOURCE_LIMIT_EXCEEDED,
+        pattern=r"is forbidden: exceeded quota|QOSMax\w{3,40}|violates accounting/QOS policy"
+        r"|Assoc(?:Max|Grp)\w{3,40}Limit",
+        sample='Error creating: pods "x" is forbidden: exceeded quota: gpu-quota, requested: '
+        "requests.nvidia.com/gpu=4, used: requests.nvidia.com/gpu=8",
+        near_miss='pods "x" is forbidden: User "y" cannot create resource "pods"',
+        framework="kubernetes, slurm",
+        sentence="The quota of the project or user is used up.",
+        confidence=0.9,
+    ),
+    Rule(
+        id="scheduler-impossible-request",
+        failure=FailureClass.INVALID_CONFIG,
+        pattern=r"Requested node configuration is not available|Invalid generic resource"
+        r"|(?:invalid|Invalid) (?:partition|qos|account)[^\n]{0,40}specified"
+        r"|Node count specification invalid|More processors requested than permitted",
+        sample="sbatch: error: Batch job submission failed: Requested node configuration is not "
+        "available",
+        near_miss="slurmctld: node configuration reloaded",
+        framework="slurm",
+        sentence="No node of the cluster is as the job asks.",
+        confidence=0.85,
+    ),
+    Rule(
+        id="scheduler-no-room",
+        failure=FailureClass.RESOURCE_LIMIT_EXCEEDED,
+        pattern=r"\d{1,5}/\d{1,5} nodes are available: |requested number of devices unavailable"
+        r"|FailedScheduling\b|Reason: {1,12}Unschedulable",
+        sample="Warning  FailedScheduling  default-scheduler  0/3 nodes are available: 3 "
+        "Insufficient memory.",
+        near_miss="Normal  Scheduled  default-scheduler  Successfully assigned ns/x to node3",
+        framework="kubernetes",
+        sentence="No node had room for what the pod asks.",
+        role=Role.FOLLOW_UP,
+        confidence=0.55,
+    ),
+    Rule(
         id="kubernetes-image-pull",
         failure=FailureClass.IMAGE_PULL_BACK_OFF,
         pattern=r"ImagePullBackOff|ErrImagePull\b|Back-off pulling image|ErrImageNeverPull"
@@ -160,7 +198,7 @@ RULES: tuple[Rule, ...] = (
         id="kubernetes-run-container-error",
         failure=FailureClass.CONTAINER_RUNTIME_ERROR,
         pattern=r"RunContainerError|CreateContainerError|FailedCreatePodSandBox"
-        r"|failed to create pod sandbox|ContainerCannotRun|CreatePodSandboxError"
+        r"|[Ff]ailed to create pod sandbox|Multi-Attach error for volume|ContainerCannotRun|CreatePodSandboxError"
         r"|PLEG is not healthy",
         sample='Error syncing pod, skipping: failed to "StartContainer" for "app" with '
         "RunContainerError",
