@@ -23,14 +23,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
-import anyio
-import anyio.to_thread
 from prefect.exceptions import InfrastructureNotFound
 from prefect.workers.base import BaseWorkerResult
 from prefect.workers.process import (
@@ -49,16 +46,14 @@ from prefect_heteroflow.attempts.backend import (
 )
 from prefect_heteroflow.core.resources import Node
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
-from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
+from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables
-from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
+from prefect_heteroflow.retrying_worker import RetryingWorker
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import Flow as APIFlow
     from prefect.client.schemas.objects import FlowRun, WorkPool
     from prefect.client.schemas.responses import DeploymentResponse
-
-T = TypeVar("T")
 
 _ENTRY_COMMAND = f"{shlex.quote(sys.executable)} -m prefect_heteroflow.engine"
 # A grandchild may hold the pipe open after the main process has ended and all were killed.
@@ -119,23 +114,18 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._threads = anyio.CapacityLimiter(4096)
         self._said_limit_kind = False
 
     async def probe_node(self) -> Node:
         """Memory and GPUs of this node, as the kernel and NVML know them."""
         settings = self.heteroflow_settings
-        try:
-            gpus = None if settings.node_gpus is None else parse_declared_gpus(settings.node_gpus)
-        except ValueError as error:
-            raise WorkerCannotStart(str(error)) from error
         return await self._in_thread(
             functools.partial(
                 probe_node,
                 settings.node_name,
                 self._work_pool_name,
                 declared_memory_mb=settings.node_memory_mb,
-                declared_gpus=gpus,
+                declared_gpus=self.declared_gpus(),
                 docker_info=None,
             )
         )
@@ -194,9 +184,6 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         raise InfrastructureNotFound(f"This worker has no child process {infrastructure_pid}.")
 
     # ---- in threads -----------------------------------------------------------------------------
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
     def _start(self, plan: AttemptPlan) -> _Child:
         configuration = plan.configuration

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
@@ -24,6 +25,7 @@ from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
 from prefect_heteroflow.core.user_rules import UserRule
+from prefect_heteroflow.infra.node_probe import parse_declared_gpus
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
         """What the mixin is mixed into."""
 else:
     _Base = object
+
+T = TypeVar("T")
 
 _HEARTBEAT_SECONDS = 15.0
 _RECONCILE_SECONDS = 15.0
@@ -79,6 +83,9 @@ class RetryingWorker(_Base):
         super().__init__(*args, **kwargs)
         self.heteroflow_settings = HeteroflowSettings()
         self._instance_id = str(uuid4())
+        # Each attempt holds a thread while it runs; the default limiter, which all of Prefect
+        # shares, knows no more than 250 of them.
+        self._threads = anyio.CapacityLimiter(4096)
         self.file_rules: tuple[UserRule, ...] = ()
         self._node: Node | None = None
         self._lives: dict[UUID, AttemptLife] = {}
@@ -203,6 +210,22 @@ class RetryingWorker(_Base):
             # It runs in the worker's own task group: an error would end the worker. The run stays
             # `Cancelling`, and `reconcile` comes back to it.
             self._logger.warning("Run %s could not be cancelled yet: %s", flow_run_id, error)
+
+    def declared_gpus(self) -> tuple[int, ...] | None:
+        """Memory of each GPU that the settings declare, MiB; `None` if they declare nothing.
+
+        Raises:
+            WorkerCannotStart: The declaration cannot be read.
+        """
+        text = self.heteroflow_settings.node_gpus
+        try:
+            return None if text is None else parse_declared_gpus(text)
+        except ValueError as error:
+            raise WorkerCannotStart(str(error)) from error
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # A worker that stops does not wait for its attempts: the next one finds them.
+        return await anyio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
     # ---- for the lives of attempts --------------------------------------------------------------
 

@@ -57,7 +57,7 @@ from prefect_heteroflow.docker_job import (
 )
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
-from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
+from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
 
@@ -88,9 +88,6 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Each attempt holds a thread while it runs; the default limiter knows 250 of them, for
-        # everything that Prefect does.
-        self._threads = anyio.CapacityLimiter(4096)
         self._plans: dict[str, AttemptPlan] = {}
         self._plans_lock = threading.Lock()
 
@@ -113,17 +110,13 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 " DOCKER_HOST at its socket; on a machine without Docker use the worker type"
                 " heteroflow-process."
             ) from error
-        try:
-            gpus = None if settings.node_gpus is None else parse_declared_gpus(settings.node_gpus)
-        except ValueError as error:
-            raise WorkerCannotStart(str(error)) from error
         return await self._in_thread(
             functools.partial(
                 probe_node,
                 settings.node_name,
                 self._work_pool_name,
                 declared_memory_mb=settings.node_memory_mb,
-                declared_gpus=gpus,
+                declared_gpus=self.declared_gpus(),
                 docker_info=info,
             )
         )
@@ -276,10 +269,6 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         return found
 
     # ---- in threads: docker-py blocks -----------------------------------------------------------
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        # A worker that stops does not wait for its containers: the next one finds them.
-        return await anyio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
     def _build_container_settings(
         self, docker_client: DockerClient, configuration: DockerWorkerJobConfiguration

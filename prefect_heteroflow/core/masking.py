@@ -10,6 +10,7 @@ _NAMES = (
     r"pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|access[_-]?key(?:[_-]?id)?|private[_-]?key"
     r"|auth(?:orization)?|credentials?|client[_-]?secret|session[_-]?(?:id|key|token)|sas|signature|cookie"
     r"|dsn|bearer|conn(?:ection)?[_-]?str(?:ing)?"
+    r"|(?:account|shared|encryption|signing|storage|master|license|service)[_-]?key"
 )
 
 _NAME_HINTS = (
@@ -52,10 +53,41 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(
-            r"\b(?:gh[pousr]_|github_pat_|hf_|glpat-|sk-|sk_live_|rk_live_|xox[abprs]-|pypi-|npm_|dckr_pat_"
+            r"\b(?:gh[pousr]_|github_pat_|hf_(?=[A-Za-z0-9]{10})|glpat-|sk-|sk_live_|rk_live_|xox[abprs]-|pypi-|npm_|dckr_pat_"
             r"|pnu_|pnb_|AIza|ya29\.|dop_v1_|nvapi-|wandb_v1_)[A-Za-z0-9_.-]{8,400}"
         ),
         MASK,
+    ),
+    (
+        re.compile(
+            r"(\bhooks\.slack\.com/(?:services|workflows)/|\bdiscord(?:app)?\.com/api/webhooks/"
+            r"|/bot(?=\d{6,12}:))[\w:/-]{8,200}"
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
+            r"\b(?:xapp-|SG\.|dapi(?=[0-9a-f]{32})|hv[sbr]\.|AGE-SECRET-KEY-|r8_|gsk_|shp(?:at|ss|ca)_"
+            r"|lsv2_|ATATT|xai-|tvly-)[A-Za-z0-9_.=-]{8,400}"
+        ),
+        MASK,
+    ),
+    (re.compile(r"\bMII[A-Za-z0-9+/]{50,4000}"), MASK),
+    (re.compile(r"(\bwandb\b[^\n]{0,200}?\s)[0-9a-f]{40}\b"), rf"\1{MASK}"),
+    # -u user:password, but not -u 1000:1000.
+    (
+        re.compile(
+            r"((?:^|\s)(?:-u"
+            r"|--(?:proxy-)?user)[ =][\"']?[^\s:\"']{1,80}:)(?!\d{1,6}\b)[^\s\"']{1,400}"
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
+            r"(\bsshpass -p ?|\blogin\b[^\n]{0,200}? -p ?|\bmysql(?:dump|admin)?\b[^\n]{0,200}? -p)"
+            r"[^\s-][^\s]{0,200}"
+        ),
+        rf"\1{MASK}",
     ),
     (re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,4000}"), MASK),
 )
@@ -64,7 +96,7 @@ _NAMED_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # NAME=value, "name": "value", --name value, where the name says that it is a secret.
     (
         re.compile(
-            rf"([\"']?\b[\w.-]{{0,60}}?(?:{_NAMES})[\w-]{{0,20}}[\"']?\s{{0,3}}(?:[=:]|=>)\s{{0,3}}[\"'])"
+            rf"([\"']?\b[\w.-]{{0,60}}?(?:{_NAMES})[\w-]{{0,20}}\\{{0,3}}[\"']?\s{{0,3}}(?:[=:]|=>)\s{{0,3}}\\{{0,3}}[\"'])"
             rf"[^\"'\n]{{1,2000}}([\"'])",
             re.IGNORECASE,
         ),
@@ -88,6 +120,39 @@ _NAMED_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
             rf"(--?[\w-]{{0,40}}?(?:{_NAMES})[\w-]{{0,20}}[ =])(?!\*)[^\s\"'-][^\s\"']{{0,2000}}",
+            re.IGNORECASE,
+        ),
+        rf"\1{MASK}",
+    ),
+    # Header: value.
+    (
+        re.compile(
+            r"(\b(?:(?:Proxy-)?Authorization|X-[\w-]{0,40}?(?:Key|Token|Secret|Auth)[\w-]{0,10})[\"']?"
+            r": ?[\"']?)(?!(?:Bearer|Basic|Token|Digest)\b|\*)[^\s\"',]{4,2000}",
+            re.IGNORECASE,
+        ),
+        rf"\1{MASK}",
+    ),
+    # password: value, password 'value', password is value1
+    (
+        re.compile(
+            r"(\bpass(?:word|wd|phrase)(?:(?: is| was)?:? ?[\"']| ?: ?(?![\"'])))"
+            r"(?!\*)[^\s\"',;)}]{3,400}",
+            re.IGNORECASE,
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
+            r"(\bpass(?:word|wd|phrase) (?:is|was) )(?=[^\s]{0,40}\d)[^\s\"',;]{3,400}",
+            re.IGNORECASE,
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
+            r"(\b(?:key|token|secret|password)s? (?:provided|supplied|given|used): ?[\"']?)"
+            r"[^\s\"',]{6,400}",
             re.IGNORECASE,
         ),
         rf"\1{MASK}",

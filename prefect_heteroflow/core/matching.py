@@ -22,6 +22,8 @@ from prefect_heteroflow.core.rules.model import CONTEXT_LINES
 
 MAX_SHOWN = 500
 """Characters of the line in a diagnosis."""
+_BEFORE_MATCH = 100
+"""Characters of a long line that are shown before what a rule found in it."""
 
 _ENGINE_WORDS = re.compile(
     r"[Dd]aemon|[Dd]ocker|kubelet|OCI |containerd|nvidia-container|registry|manifest|runc|podman"
@@ -176,6 +178,20 @@ def shown(line: str) -> str:
     return mask_secrets(line[: 4 * MAX_SHOWN].strip())[:MAX_SHOWN]
 
 
+def _shown_at(rule: Rule, line: str) -> str:
+    """`line` as it may be shown; of a long one the part in which `rule` fires."""
+    if len(line) <= MAX_SHOWN:
+        return shown(line)
+    masked = mask_secrets(line[:MAX_LINE].strip())
+    found = rule.regex.search(masked)
+    start = 0 if found is None else max(0, found.start() - _BEFORE_MATCH)
+    if len(masked) - start < MAX_SHOWN:
+        start = max(0, len(masked) - MAX_SHOWN)
+    if found is not None and found.end() <= MAX_SHOWN:
+        start = 0
+    return masked[start : start + MAX_SHOWN].strip()
+
+
 def diagnosis_from(rule: Rule, line: str, runner_up: FailureClass | None = None) -> Diagnosis:
     """The diagnosis that `rule` gives for `line`."""
     figures = figures_of(rule, line)
@@ -184,7 +200,7 @@ def diagnosis_from(rule: Rule, line: str, runner_up: FailureClass | None = None)
             failure=FailureClass.APPLICATION_ERROR,
             rule="absurd-allocation-size",
             reason="The program asked for more memory than any machine has: a wrong size.",
-            line=shown(line),
+            line=_shown_at(rule, line),
             confidence=0.85,
             figures=figures,
             runner_up=rule.failure,
@@ -193,7 +209,7 @@ def diagnosis_from(rule: Rule, line: str, runner_up: FailureClass | None = None)
         failure=rule.failure or FailureClass.UNKNOWN_ERROR,
         rule=rule.id,
         reason=sentence_of(rule.sentence, figures),
-        line=shown(line),
+        line=_shown_at(rule, line),
         confidence=rule.confidence,
         figures=figures,
         runner_up=runner_up,

@@ -19,7 +19,8 @@ _PROGRESS = re.compile(
     r"|results)|[Rr]esults saved|[Cc]heckpoint saved|\[heteroflow: \d{4,12} lines left out\]"
 )
 _WARNING = re.compile(
-    r"(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource|Future)Warning: "
+    r"(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG)\b|\bUserWarning: |\b(?:Runtime|Resource"
+    r"|Future)Warning: "
     r"|^W\d{4} "
 )
 _IGNORED = "Exception ignored in"
@@ -53,60 +54,92 @@ def choose(lines: Sequence[str], evidence: Evidence) -> Chosen | None:
     candidates = find_matches(lines, start=evidence.phase == "start")
     if not candidates:
         return None
-    survived = {id(match) for match in candidates if _survived(match, candidates, lines)}
-    ranked = sorted(candidates, key=lambda match: _rank(match, id(match) in survived, candidates))
+    story = _Story(candidates, lines)
+    survived = {id(match) for match in candidates if story.survived(match)}
+    ranked = sorted(candidates, key=lambda match: story.rank(match, id(match) in survived))
     best = ranked[0]
     other = next(
         (m.rule.failure for m in ranked[1:] if m.rule.failure is not best.rule.failure), None
     )
-    gone_on = id(best) in survived or _went_on(best.index, len(lines), lines)
+    gone_on = id(best) in survived or _Progress(lines).between(best.index, len(lines))
     return Chosen(best, other, gone_on)
 
 
-def _rank(match: Match, survived: bool, candidates: Sequence[Match]) -> tuple[int, int]:
-    role = match.rule.role
-    if role is Role.PLATFORM:
-        return (0, match.index)
-    if survived:
-        return (6, match.index)
-    if role is Role.ROOT:
-        if _WARNING.search(match.raw[:160]) and _exception_after(match, candidates):
-            return (4, match.index)
-        return (1, match.index)
-    if role in (Role.GENERIC, Role.FOLLOW_UP):
-        return (2, match.index)
-    return (5, match.index)
+class _Progress:
+    """Finds signs of progress; each line is looked at once where the questions come in order."""
 
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self._from = 0
+        self._to = 0
+        """No line from `_from` up to `_to` shows progress."""
 
-def _exception_after(match: Match, candidates: Sequence[Match]) -> bool:
-    return any(
-        other.index > match.index
-        and (
-            other.rule.role is Role.GENERIC
-            or (
-                other.rule.role is Role.ROOT
-                and other.rule.failure is not match.rule.failure
-                and _WARNING.search(other.raw[:160]) is None
-            )
-        )
-        for other in candidates
-    )
-
-
-def _survived(match: Match, candidates: Sequence[Match], lines: Sequence[str]) -> bool:
-    """The job went on after `match`, and something else failed later."""
-    if match.rule.role not in (Role.ROOT, Role.GENERIC, Role.FOLLOW_UP):
+    def between(self, first: int, last: int) -> bool:
+        """Some line after `first` and before `last` shows that the job made progress."""
+        if any(rule.regex.search(self._lines[first][:400]) for rule in RECOVERED):
+            return True
+        if not self._from <= first + 1 <= self._to:
+            self._from = self._to = first + 1
+        stop = min(last, first + _GROUP_SCAN)
+        while self._to < stop:
+            text = self._lines[self._to][:400]
+            if _PROGRESS.search(text) or any(rule.regex.search(text) for rule in RECOVERED):
+                return True
+            self._to += 1
         return False
-    if _was_ignored(match, lines):
-        return True
-    later = [
-        other.index
-        for other in candidates
-        if other.index > match.index
-        and other.rule.role in (Role.ROOT, Role.GENERIC, Role.PLATFORM)
-        and other.rule.failure is not match.rule.failure
-    ]
-    return bool(later) and _went_on(match.index, later[-1], lines)
+
+
+class _Story:
+    """The matches of one output in their order, and what each of them means among the others."""
+
+    def __init__(self, candidates: Sequence[Match], lines: Sequence[str]) -> None:
+        self._lines = lines
+        self._progress = _Progress(lines)
+        self._last: dict[FailureClass | None, int] = {}
+        self._last_unwarned: dict[FailureClass | None, int] = {}
+        self._last_exception = -1
+        self._ignored = any(_IGNORED in line for line in lines)
+        for match in candidates:
+            role, failure = match.rule.role, match.rule.failure
+            if role in (Role.ROOT, Role.GENERIC, Role.PLATFORM):
+                self._last[failure] = match.index
+            if role is Role.GENERIC:
+                self._last_exception = match.index
+            elif role is Role.ROOT and _WARNING.search(match.raw[:160]) is None:
+                self._last_unwarned[failure] = match.index
+
+    def rank(self, match: Match, survived: bool) -> tuple[int, int]:
+        """Where `match` stands among the explanations: the lowest is the best."""
+        role = match.rule.role
+        if role is Role.PLATFORM:
+            return (0, match.index)
+        if survived:
+            return (6, match.index)
+        if role is Role.ROOT:
+            if self._error_after(match) and _WARNING.search(match.raw[:160]):
+                return (4, match.index)
+            return (1, match.index)
+        if role in (Role.GENERIC, Role.FOLLOW_UP):
+            return (2, match.index)
+        return (5, match.index)
+
+    def survived(self, match: Match) -> bool:
+        """The job went on after `match`, and something else failed later."""
+        if match.rule.role not in (Role.ROOT, Role.GENERIC, Role.FOLLOW_UP):
+            return False
+        if self._ignored and _was_ignored(match, self._lines):
+            return True
+        later = _last_of_others(self._last, match)
+        return later > match.index and self._progress.between(match.index, later)
+
+    def _error_after(self, match: Match) -> bool:
+        return match.index < max(self._last_exception, _last_of_others(self._last_unwarned, match))
+
+
+def _last_of_others(last: dict[FailureClass | None, int], match: Match) -> int:
+    return max(
+        (at for failure, at in last.items() if failure is not match.rule.failure), default=-1
+    )
 
 
 def _was_ignored(match: Match, lines: Sequence[str]) -> bool:
@@ -118,15 +151,4 @@ def _was_ignored(match: Match, lines: Sequence[str]) -> bool:
             return True
         if _UNINDENTED_EXCEPTION.match(text):
             return False  # That one was the ignored exception; ours came after it.
-    return False
-
-
-def _went_on(first: int, last: int, lines: Sequence[str]) -> bool:
-    """Some line after `first` and before `last` shows that the job made progress."""
-    if any(rule.regex.search(lines[first][:400]) for rule in RECOVERED):
-        return True
-    for line in lines[first + 1 : min(last, first + _GROUP_SCAN)]:
-        text = line[:400]
-        if _PROGRESS.search(text) or any(rule.regex.search(text) for rule in RECOVERED):
-            return True
     return False

@@ -23,7 +23,8 @@ HARDWARE_XIDS = frozenset(
 _COMPLAINT = re.compile(
     r"\b[Ee]rror\b(?: [\w.]{1,30})? ?:(?! ?[\d.])|\bERROR\b|\bERR!|\[[EF]\]|\[[EF]:"
     r"|\b(?:FATAL|Fatal|fatal)\b|\b(?:[Ff]ailed|[Uu]nable|[Cc]ould not|[Cc]annot) "
-    r"|\w(?:Error|Exception)\b[:(]|: error |: (?:unexpected|invalid) |Assertion failed"
+    r"|\w(?:Error|Exception)\b|^[a-z_][\w.]{0,120}\.[A-Z]\w{2,60}: "
+    r"|: error |: (?:unexpected|invalid) |Assertion failed"
     r"|\bCMake Error\b|\bcurl: \(\d|Traceback \(most recent call last\)"
 )
 _COMPLAINT_LINES = 200

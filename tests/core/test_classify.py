@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from prefect_heteroflow.core.failures import (
     FailureClass,
     Phase,
 )
+from prefect_heteroflow.core.root_cause import choose
 
 TORCH_OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total "
@@ -338,3 +340,42 @@ def test_any_exception_gets_an_answer(message: str, name: str, trace: str | None
     """Names and messages of any content are classified."""
     info = ExceptionInfo(type_names=(name,), message=message, traceback=trace)
     assert diagnose(Evidence(exception=info)) is not None
+
+
+class _CountingLines(list[str]):
+    """Lines that count how often they are read one by one."""
+
+    reads = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_root_cause_reads_each_line_a_bounded_number_of_times() -> None:
+    """Thousands of matches without progress between them take linear time."""
+    lines = _CountingLines(["MemoryError", "ValueError: x"] * 2000)
+    choose(lines, Evidence(exit_code=1))
+    assert lines.reads <= 12 * len(lines)
+
+
+def test_long_line_is_shown_where_the_cause_stands_and_without_secrets() -> None:
+    """Of a line of thousands of characters the decisive part is shown, secrets masked."""
+    noise = "x=1 " * 700
+    log = f"{noise}DB_PASSWORD=hunter2 RuntimeError: CUDA error: out of memory {noise}"
+    line = _diagnose(Evidence(exit_code=1, log=log)).line
+    assert line is not None
+    assert "CUDA error: out of memory" in line
+    assert "hunter2" not in line
+    assert len(line) <= 500
+
+
+@given(st.integers(min_value=2900, max_value=4100))
+@settings(max_examples=60, deadline=None)
+def test_secret_at_the_cut_of_a_long_line_is_masked(before: int) -> None:
+    """Where a long line is cut in pieces, no half of a secret is shown."""
+    secret = "hunter2" * 6
+    log = f"{'x' * before} DB_PASSWORD={secret} MemoryError: no memory {'y ' * 3000}"
+    line = _diagnose(Evidence(exit_code=1, log=log)).line
+    assert line is not None
+    assert "hunter2" not in line

@@ -30,6 +30,21 @@ from prefect_heteroflow.core.masking import MASK, mask_secrets
         pytest.param(
             "secret 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b", "9f86d081884c7d659a2f", id="hex"
         ),
+        pytest.param("Authorization: abcdefghijkl", "abcdefghijkl", id="bare-authorization"),
+        pytest.param("X-Api-Key: abcdefghijkl", "abcdefghijkl", id="api-key-header"),
+        pytest.param("Password: hunter2", "hunter2", id="password-colon"),
+        pytest.param("user 'joe' with password 'hunter2'", "hunter2", id="password-quoted"),
+        pytest.param("curl -u joe:hunter2 https://x", "hunter2", id="curl-user"),
+        pytest.param("docker login -u joe -p hunter2 reg", "hunter2", id="docker-login"),
+        pytest.param("AccountKey=Eby8vdM02xNO==;Endpoint=x", "Eby8vdM02xNO", id="account-key"),
+        pytest.param('{\\"password\\": \\"hunter2\\"}', "hunter2", id="escaped-json"),
+        pytest.param("Incorrect API key provided: abcd1234efgh", "abcd1234", id="key-provided"),
+        pytest.param(
+            "post https://hooks.slack.com/services/T0000/B0000/XXXXXXXX",
+            "XXXXXXXX",
+            id="slack-hook",
+        ),
+        pytest.param("hvs.CAESIJabcdefghij expired", "CAESIJ", id="vault"),
         pytest.param("https://x.blob/y?sig=a%2Bb%3D&se=2024", "a%2Bb%3D", id="sas"),
     ],
 )
@@ -49,6 +64,10 @@ def test_secret_is_masked(line: str, secret: str) -> None:
         "manifest for org/app:1 not found: manifest unknown",
         'File "/app/train.py", line 3, in <module>',
         "https://user@example.com/x",
+        "docker run -u 1000:1000 app",
+        "hf_hub_download(repo_id, filename)",
+        'Error: secret "regcred" not found',
+        "password authentication failed",
     ],
 )
 def test_ordinary_line_stays_as_it_is(line: str) -> None:

@@ -5,6 +5,7 @@ In CI, and with `HETEROFLOW_REQUIRE_DOCKER=1`, a machine that lacks something fa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.images import BASE_IMAGE, PLAIN_IMAGE, ensure_image, why_not_
 from tests.support.needs import need
 from tests.support.prefect_server import PrefectServer
 from tests.support.registry import Registry, why_no_registry
+from tests.support.workers import Api
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +61,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """One server for all tests; a test that stops or kills it needs one of its own."""
     with PrefectServer(tmp_path_factory.mktemp("server")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def api(server: PrefectServer) -> Iterator[Api]:
+    """The REST API of `server`."""
+    with contextlib.closing(Api(server)) as found:
+        yield found

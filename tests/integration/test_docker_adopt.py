@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
 
 POOL = "docker-adopt"
-
-
-@pytest.fixture
-def api(server: PrefectServer) -> Iterator[Api]:
-    with contextlib.closing(Api(server)) as found:
-        yield found
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -15,12 +14,6 @@ from tests.support.workers import Api, Worker
 POOL = "docker-attempts"
 NODE = "attempts-node"
 INFERENCE_IMAGE = "vllm/vllm-openai"
-
-
-@pytest.fixture(scope="module")
-def api(server: PrefectServer) -> Iterator[Api]:
-    with contextlib.closing(Api(server)) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

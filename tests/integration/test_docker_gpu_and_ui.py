@@ -21,12 +21,6 @@ PICTURES = os.environ.get("HETEROFLOW_TEST_PICTURES")
 
 
 @pytest.fixture(scope="module")
-def api(server: PrefectServer) -> Iterator[Api]:
-    with contextlib.closing(Api(server)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def nodes(
     server: PrefectServer,
     api: Api,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +13,6 @@ from tests.support.registry import FlakyProxy, Registry
 from tests.support.workers import Api, Worker
 
 POOL = "docker-registry"
-
-
-@pytest.fixture(scope="module")
-def api(server: PrefectServer) -> Iterator[Api]:
-    with contextlib.closing(Api(server)) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +15,6 @@ from tests.support.workers import FLOWS, Api, Worker
 POOL = "docker-a"
 NODE = "docker-node-a"
 NO_DELAY = {"retry_delay": 0, "retry_jitter": 0}
-
-
-@pytest.fixture(scope="module")
-def api(server: PrefectServer) -> Iterator[Api]:
-    with contextlib.closing(Api(server)) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

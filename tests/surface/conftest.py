@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.prefect_server import PrefectServer
+from tests.support.workers import Api
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +16,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """One server for all tests; a test that stops or kills it needs one of its own."""
     with PrefectServer(tmp_path_factory.mktemp("server")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def api(server: PrefectServer) -> Iterator[Api]:
+    """The REST API of `server`."""
+    with contextlib.closing(Api(server)) as found:
+        yield found

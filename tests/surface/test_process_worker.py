@@ -17,12 +17,6 @@ GPU_MB = {SMALL: 8192, MIDDLE: 24576, LARGE: 81920}
 
 
 @pytest.fixture(scope="module")
-def api(server: PrefectServer) -> Iterator[Api]:
-    with contextlib.closing(Api(server)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def nodes(
     server: PrefectServer, api: Api, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Worker]]:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
-
-
-@pytest.fixture(scope="module")
-def api(server: PrefectServer) -> Iterator[Api]:
-    with contextlib.closing(Api(server)) as found:
-        yield found
 
 
 def test_worker_without_docker_names_the_socket_and_the_other_worker_type(

@@ -104,7 +104,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="python-exception",
         failure=FailureClass.APPLICATION_ERROR,
-        pattern=r"(?:^(?:E {1,8})?|\\n|\": ?\"|[\]:|] )[\w.]{0,300}(?:Error|Exception|Timeout|Expired)\w{0,20}"
+        pattern=r"(?:^(?:E {1,8})?|\\n|\": ?\"|[\]:|] )[\w.]{0,300}(?:Error|Exception|Timeout"
+        r"|Expired)\w{0,20}"
         r"(?:: |:?$)|^[a-z_]\w{0,60}\.[\w.]{0,200}(?:Failure|Fault|NotFound|OutOfResources): "
         r"|\[ONNXRuntimeError\] : \d",
         unless=r"Warning: |SystemExit: 0",

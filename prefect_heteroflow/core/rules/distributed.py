@@ -24,7 +24,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Watchdog caught collective operation timeout"
         r"|watchdog thread terminated with exception|Heartbeat monitor timed out"
         r"|watchdog got stuck for|collective operation timeout: Work"
-        r"|Watchdog timeout \(self\.watchdog|Some NCCL operations have failed or timed out|Timeout\(ms\)=\d{1,12}\) ran for",
+        r"|Watchdog timeout \(self\.watchdog|Some NCCL operations have failed or timed out"
+        r"|Timeout\(ms\)=\d{1,12}\) ran for",
         sample="[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
         "OpType=ALLREDUCE, Timeout(ms)=120000) ran for 120822 milliseconds before timing out.",
         near_miss="[rank0] ProcessGroupNCCL initialization options: TIMEOUT(ms): 600000",

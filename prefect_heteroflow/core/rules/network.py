@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
         r"|database system is (?:starting up|shutting down|in recovery)",
         sample='psycopg2.OperationalError: connection to server at "db" (10.0.0.2), port 5432 '
         "failed: FATAL:  sorry, too many clients already",
-        near_miss="psycopg2.errors.UndefinedTable: relation \"runs\" does not exist",
+        near_miss='psycopg2.errors.UndefinedTable: relation "runs" does not exist',
         framework="postgres, mysql, sqlite",
         sentence="The database was busy or being restarted; it answers again later.",
         confidence=0.75,
@@ -136,7 +136,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"\w{1,60}(?:Timeout|TimeoutError|TimeoutException): |\btimed out[,: ]"
         r"|CONNECTION FAILED|[Uu]nable to resolve host|[Ff]ailed to connect to"
         r"|[Uu]nable to connect to|[Cc]annot connect to (?:host|server)"
-        r"|[Cc]ould not connect to|Can't connect to .{0,40}server|NoBrokersAvailable|Connection(?:Failure|Failed)\b"
+        r"|[Cc]ould not connect to|Can't connect to .{0,40}server|NoBrokersAvailable"
+        r"|Connection(?:Failure|Failed)\b"
         r"|(?:Read|Connect|Write|Pool)Timeout(?:Error)?\b|[Rr]ead timed out"
         r"|[Cc]onnection timed out|[Tt]he read operation timed out"
         r"|[Tt]he handshake operation timed out|socket\.timeout|ETIMEDOUT|ESOCKETTIMEDOUT"

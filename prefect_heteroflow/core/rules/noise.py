@@ -73,7 +73,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _benign(
         "config-and-flags",
-        r"^--?[A-Za-z][\w-]{0,40}(?:,? [^ ]{1,40})? {2,40}\w"
+        r"^# ?(?:TODO|FIXME|XXX)\b|^--?[A-Za-z][\w-]{0,40}(?:,? [^ ]{1,40})? {2,40}\w"
         r"|OOMKilled\"?[:=] ?\"?false|--\w[\w-]{0,40}(?:oom|timeout|retry)|-XX:[+-]\w{0,60}"
         r"|[A-Z_]{3,40}=[^ ]{0,60}(?:oom|timeout)",
         'State: {"ExitCode": 137, "OOMKilled": false}',

@@ -91,7 +91,8 @@ RULES: tuple[Rule, ...] = (
         failure=FailureClass.NODE_LOST,
         pattern=r"DUE TO NODE FAIL|imminent node shutdown|NODE_FAIL|NodeLost\b|NodeNotReady"
         r"|The node .{0,80}(?:has died|is dead|was terminated)"
-        r"|ray\.exceptions\.NodeDiedError|because its node has died|node .{0,80}has been marked dead"
+        r"|ray\.exceptions\.NodeDiedError|because its node has died"
+        r"|node .{0,80}has been marked dead"
         r"|[Nn]ode failure|Node failed|deleted by (?:the )?node controller"
         r"|TaintManagerEviction|OwnerDiedError"
         r"|Connection to .{1,80} closed by remote host|agent .{0,60}lost contact"
@@ -198,7 +199,8 @@ RULES: tuple[Rule, ...] = (
         id="kubernetes-run-container-error",
         failure=FailureClass.CONTAINER_RUNTIME_ERROR,
         pattern=r"RunContainerError|CreateContainerError|FailedCreatePodSandBox"
-        r"|[Ff]ailed to create pod sandbox|Multi-Attach error for volume|ContainerCannotRun|CreatePodSandboxError"
+        r"|[Ff]ailed to create pod sandbox|Multi-Attach error for volume|ContainerCannotRun"
+        r"|CreatePodSandboxError"
         r"|PLEG is not healthy",
         sample='Error syncing pod, skipping: failed to "StartContainer" for "app" with '
         "RunContainerError",
