@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import statistics
 import sys
 import tempfile
@@ -200,7 +201,7 @@ class Measurement:
             # Before that its worker would still overwrite the state with Crashed.
             with contextlib.suppress(TimeoutError):
                 wait_until(
-                    lambda run=run: self._bed.api.run(run)["state"]["type"] == "CRASHED",
+                    functools.partial(self._has_crashed, run),
                     what="Crashed",
                     timeout_seconds=3,
                 )
@@ -209,6 +210,9 @@ class Measurement:
             )
             starts = self._bed.bench.wait_starts(run, 2)
             stock.seconds.append(starts[1] - death.finished_at)
+
+    def _has_crashed(self, run: str) -> bool:
+        return bool(self._bed.api.run(run)["state"]["type"] == "CRASHED")
 
     def _note(self, series: Series, run: str) -> float:
         """Add the time from the run's first end to its second start; gives the first end."""

@@ -121,17 +121,17 @@ def _requests_table(
     cycles: Sequence[Cycle], title: str, of: Callable[[Cycle], Sequence[Request]]
 ) -> Table:
     table = Table(title=title)
-    for name in ("request", "whose", "per attempt", "median ms", "before the start, ms"):
-        table.add_column(name, justify="left" if name in ("request", "whose") else "right")
+    table.add_column("request", overflow="fold", min_width=45)
+    for name in ("per attempt", "refused", "median ms", "before the start, ms"):
+        table.add_column(name, justify="right")
     requests = [(cycle, request) for cycle in cycles for request in of(cycle)]
     for kind, count in Counter(request.kind for _, request in requests).most_common():
         same = [(cycle, request) for cycle, request in requests if request.kind == kind]
         before = [_milliseconds(r) for cycle, r in same if r.at < cycle.started_at]
-        whose = "engine" if not kind.startswith(tuple(CORE)) and "/flow" not in kind else "ours"
         table.add_row(
-            kind,
-            "core" if kind in CORE else whose if title.startswith("Requests") else "ours",
+            f"{kind}  (core)" if kind in CORE else kind,
             f"{count / len(cycles):.1f}",
+            str(sum((request.status or 0) >= 400 for _, request in same) or ""),
             f"{statistics.median(_milliseconds(request) for _, request in same):.0f}",
             f"{sum(before) / len(cycles):.0f}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tests.support import wait_until
 from tests.support.images import PLAIN_IMAGE
 
 MEMORY_MB = 32
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +75,38 @@ def measure(bed: Bed, count: int, pool: str = SMALL) -> Many:
             deployments[number % len(KINDS)], job_variables={"command": job(*arguments)}
         )
         runs.append((kind, run))
+    # Until each is `Running` and its row is written: the failures then come alone.
     for _, run in runs:
-        bed.bench.wait_starts(run, 1, timeout_seconds=600)
+        wait_until(
+            functools.partial(_runs_or_has_ended, bed, run),
+            what=f"state Running of {run}",
+            timeout_seconds=900,
+            interval_seconds=0.5,
+        )
     start_seconds = time.monotonic() - began
-    _wait_all_noted(bed, [run for _, run in runs])
     failed_at = bed.bench.open_gate()
     results = [_follow(bed, kind, run, failed_at) for kind, run in runs]
     return Many(results, start_seconds)
 
 
-def _wait_all_noted(bed: Bed, runs: list[str]) -> None:
-    """Until each run is `Running` and its row is written: the failures then come alone."""
-    for run in runs:
-        wait_until(
-            lambda run=run: bed.api.run(run)["state"]["type"] == "RUNNING" and bed.api.rows(run),
-            what=f"state Running of {run}",
-            timeout_seconds=300,
-            interval_seconds=0.5,
-        )
+def _runs_or_has_ended(bed: Bed, run: str) -> bool:
+    kind = bed.api.run(run)["state"]["type"]
+    return kind in FINAL or (kind == "RUNNING" and bool(bed.api.rows(run)))
 
 
 def _follow(bed: Bed, kind: Kind, run: str, failed_at: float) -> Result:
     end = bed.api.wait_end(run, timeout_seconds=900)
     states = bed.api.get(f"/flow_run_states/?flow_run_id={run}")
-    times = sorted((_seconds(state["timestamp"]), state) for state in states)
+    times = [(_seconds(state["timestamp"]), state) for state in states]
+    times.sort(key=lambda pair: pair[0])
     after = [(at, state) for at, state in times if at >= failed_at]
     rows = bed.api.rows(run)
     wrong = None
     seen = [state["name"] for _, state in times]
-    final = [name for _, s in times if (name := s["name"]) and s["type"] in FINAL]
-    if end.name != kind.end or final != [kind.end]:
+    final = [state["name"] for _, state in times if state["type"] in FINAL]
+    if not bed.bench.starts(run):
+        wrong = f"never ran: {end.name} ({end.message})"
+    elif end.name != kind.end or final != [kind.end]:
         wrong = f"ended as {end.name} ({end.message}), final states {final}"
     elif not after or after[0][1]["name"] != kind.next_state:
         wrong = f"next state is not {kind.next_state}: {seen}"
@@ -112,12 +116,9 @@ def _follow(bed: Bed, kind: Kind, run: str, failed_at: float) -> Result:
         wrong = f"memory {[row['memory_mb'] for row in rows]}"
     elif len(bed.bench.starts(run)) != kind.attempts:
         wrong = f"{len(bed.bench.starts(run))} starts"
-    decided = after[0][0] - failed_at if after else float("nan")
-    ended = after[-1][0] - failed_at if after else float("nan")
+    decided = after[0][0] - failed_at if after else 0.0
+    ended = after[-1][0] - failed_at if after else 0.0
     return Result(kind, run, wrong, decided, ended)
-
-
-FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 def _seconds(text: str) -> float:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -52,7 +53,7 @@ class Request:
         """Whether the target or the body holds `text`."""
         return text in self.target or text.encode() in self.body
 
-    def _json(self) -> dict[str, object]:
+    def _json(self) -> dict[str, Any]:
         try:
             found = json.loads(self.body)
         except ValueError:
@@ -86,6 +87,7 @@ class CountingProxy:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end_connections(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -104,6 +106,12 @@ class CountingProxy:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
+
+    async def _end_connections(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port, path = self._target

@@ -119,7 +119,15 @@ class FlowBody:
             # cancelled task and calls it a crash. Ours cancels the body alone.
             terminated = False
             loop = asyncio.get_running_loop()
-            task = loop.create_task(fn(*args, **kwargs))
+
+            async def guarded() -> tuple[Any, BaseException | None]:
+                # These would leave through the event loop, past the engine that waits for us.
+                try:
+                    return await fn(*args, **kwargs), None
+                except (SystemExit, KeyboardInterrupt) as error:
+                    return None, error
+
+            task = loop.create_task(guarded())
 
             def on_sigterm() -> None:
                 nonlocal terminated
@@ -129,7 +137,9 @@ class FlowBody:
             previous = signal.getsignal(signal.SIGTERM)
             loop.add_signal_handler(signal.SIGTERM, on_sigterm)
             try:
-                result = await task
+                result, interrupt = await task
+                if interrupt is not None:
+                    raise interrupt
             except asyncio.CancelledError:
                 if not terminated:
                     task.cancel()

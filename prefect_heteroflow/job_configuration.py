@@ -6,9 +6,11 @@ The names are API: escalation writes them to the run, and users set them in depl
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
+from prefect.exceptions import ObjectNotFound
 from prefect.workers.base import BaseJobConfiguration
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 from typing_extensions import Self
@@ -229,7 +231,11 @@ class RetryConfiguration(BaseJobConfiguration):
     ) -> Self:
         """Build the configuration; values that no field accepts become its `refusal`."""
         if deployment is None and flow_run.deployment_id is not None:
-            deployment = await client.read_deployment(flow_run.deployment_id)
+            try:
+                deployment = await client.read_deployment(flow_run.deployment_id)
+            except ObjectNotFound:
+                # Deleted while the run is under way: what the run itself says still counts.
+                flow_run = flow_run.model_copy(update={"deployment_id": None})
         run_variables = dict(flow_run.job_variables or {})
         deployment_variables = dict(getattr(deployment, "job_variables", None) or {})
         try:
@@ -241,7 +247,8 @@ class RetryConfiguration(BaseJobConfiguration):
                 worker_id=worker_id,
                 deployment=deployment,
             )
-        except ValidationError as error:
+        except (ValidationError, AttributeError) as error:
+            # (`env` given as a list fails inside of core's own validator.)
             configuration = cls()
             configuration._refusal = _refusal_text(error)
             configuration.prepare_for_flow_run(
@@ -292,14 +299,45 @@ class RetryConfiguration(BaseJobConfiguration):
         return values
 
 
-def _refusal_text(error: ValidationError) -> str:
+def check_command(command: str | None) -> None:
+    """Refuse a command that cannot be split into words.
+
+    Raises:
+        JobValueError: It is blank, or a quote is not closed.
+    """
+    if command is None:
+        return
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise JobValueError(
+            f"command is {command!r}: {error}. Close the quote, or escape it.",
+            failure=FailureClass.INVALID_CONFIG,
+        ) from error
+    if not words:
+        raise JobValueError(
+            f"command is {command!r}, expected a program and its arguments. Leave it out to run"
+            " the flow.",
+            failure=FailureClass.INVALID_CONFIG,
+        )
+
+
+def _refusal_text(error: ValidationError | AttributeError) -> str:
     """One line per refused value, without pydantic's own decoration."""
+    if isinstance(error, AttributeError):
+        return "Job variables that cannot be used: env must map names to values. Correct it."
     problems = "; ".join(
-        f"{'.'.join(str(part) for part in item['loc'])} = {item.get('input')!r}: {item['msg']}"
-        for item in error.errors(include_url=False)
-        if "env" not in item["loc"]
+        f"{'.'.join(str(part) for part in item['loc'])}{_shown(item)}: {item['msg']}"
+        for item in error.errors(include_url=False, include_context=False)
     )
     return (
-        f"Job variables that cannot be used: {problems or 'env'}. Correct them in the deployment,"
+        f"Job variables that cannot be used: {problems}. Correct them in the deployment,"
         " the run or the work pool, and run it again."
     )
+
+
+def _shown(item: Any) -> str:
+    """The value, where it cannot hold a secret."""
+    name, value = item["loc"][0] if item["loc"] else "", item.get("input")
+    is_ours = name in (*POLICY_NAMES, *RESOURCE_NAMES)
+    return f" = {value!r}" if is_ours or isinstance(value, bool | int | float) else ""

@@ -44,10 +44,12 @@ from prefect_heteroflow.attempts.backend import (
     AttemptNotStarted,
     AttemptPlan,
 )
+from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.resources import Node
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
 from prefect_heteroflow.infra.node_probe import probe_node
-from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables
+from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker
 
 if TYPE_CHECKING:
@@ -130,6 +132,21 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             )
         )
 
+    def check_configuration(self, configuration: RetryConfiguration) -> None:
+        """Refuse a command that cannot be split and a working directory that is not there."""
+        check_command(configuration.command)
+        folder = getattr(configuration, "working_dir", None)
+        if folder is not None and not Path(folder).is_dir():
+            raise JobValueError(
+                f"working_dir is {str(folder)!r}, expected an existing folder of node"
+                f" {self.node.name}. Create it there, or leave working_dir out.",
+                failure=FailureClass.INVALID_CONFIG,
+            )
+
+    async def end_left_attempt(self, flow_run_id: UUID) -> None:
+        """End what an earlier process of this worker may have left of that run."""
+        await self._in_thread(lambda: create_memory_limit(str(flow_run_id), 64).close())
+
     def attempt_result(self, identifier: str) -> BaseWorkerResult:
         """A handled attempt: status 0."""
         return ProcessWorkerResult(status_code=0, identifier=identifier)
@@ -139,7 +156,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         try:
             child = await self._in_thread(functools.partial(self._start, plan))
         except (OSError, ValueError) as error:
-            raise AttemptNotStarted(str(error)) from error
+            raise AttemptNotStarted(str(error), failure=FailureClass.INVALID_CONFIG) from error
         if not self._said_limit_kind:
             self._said_limit_kind = True
             notes = "".join(f"; {note}" for note in child.limit.notes)
@@ -200,7 +217,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             env[environment.REPORT_FILE] = str(folder / "report.json")
         if plan.resources.gpu_count:
             env["CUDA_VISIBLE_DEVICES"] = self._visible_devices(plan)
-        limit = create_memory_limit(f"{plan.flow_run.id}-{plan.attempt}", plan.resources.memory_mb)
+        limit = create_memory_limit(str(plan.flow_run.id), plan.resources.memory_mb)
         try:
             process = subprocess.Popen(
                 limit.wrap(shlex.split(configuration.command or "")),
@@ -213,7 +230,8 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             )
         except BaseException:
             limit.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            for left in filter(None, (folder, working_folder)):
+                shutil.rmtree(left, ignore_errors=True)
             raise
         limit.enter(process.pid)
         return _Child(process=process, limit=limit, folder=folder, working_folder=working_folder)

@@ -24,6 +24,7 @@ from uuid import UUID
 import anyio
 import anyio.to_thread
 import docker.errors
+import httpx
 import requests.exceptions
 from docker.models.containers import Container
 from prefect.exceptions import InfrastructureNotFound, ObjectNotFound
@@ -58,7 +59,7 @@ from prefect_heteroflow.docker_job import (
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
 from prefect_heteroflow.infra.node_probe import probe_node
-from prefect_heteroflow.job_configuration import RetryConfiguration
+from prefect_heteroflow.job_configuration import RetryConfiguration, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             raise JobValueError(
                 f"{problem} Correct the job variable image.", failure=FailureClass.INVALID_CONFIG
             )
+        check_command(configuration.command)
 
     def attempt_result(self, identifier: str) -> BaseWorkerResult:
         """A handled attempt: status 0."""
@@ -162,6 +164,13 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             )
         except Exception as error:
             await self._in_thread(functools.partial(self._remove_unstarted, key))
+            if isinstance(error, TypeError | ValueError):
+                # docker-py itself refuses what it cannot put into a request.
+                raise AttemptNotStarted(
+                    f"The container's configuration cannot be used: {error}. Correct the job"
+                    " variables.",
+                    failure=FailureClass.INVALID_CONFIG,
+                ) from error
             if isinstance(error, docker.errors.DockerException | RuntimeError | OSError):
                 raise AttemptNotStarted(_engine_text(error)) from error
             raise
@@ -200,13 +209,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove the container, unless the user wants to keep it."""
         if getattr(handle.plan.configuration, "auto_remove", True):
-            await self._in_thread(
-                functools.partial(
-                    self._with_container,
-                    handle.inner,
-                    lambda container: container.remove(force=True, v=True),
-                )
-            )
+            await self._in_thread(functools.partial(self._remove, handle.inner))
 
     async def kill_infrastructure(
         self,
@@ -231,42 +234,58 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     ) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Containers of this node that an earlier process of the worker has started."""
         found: list[tuple[AttemptHandle, RetryConfiguration]] = []
-        for container_id, labels in await self._in_thread(self._list_containers):
+        for container_id, status, labels in await self._in_thread(self._list_containers):
             try:
-                flow_run = await self.client.read_flow_run(UUID(labels[RUN_LABEL]))
-            except (ObjectNotFound, KeyError, ValueError):
-                await self._in_thread(
-                    functools.partial(
-                        self._with_container, container_id, lambda c: c.remove(force=True, v=True)
-                    )
-                )
+                left = await self._left_attempt(container_id, status, labels)
+            except httpx.HTTPError:
+                raise  # the API is away: all of them again, later
+            except Exception as error:
+                self._logger.warning("Container %s cannot be taken over: %s", container_id, error)
                 continue
-            configuration = await self.job_configuration.resolve_for_flow_run(
-                flow_run,
-                client=self.client,
-                work_pool=self.work_pool,
-                worker_name=self.name,
-                worker_id=self.backend_id,
-            )
-            gpus = set(filter(None, labels.get(GPUS_LABEL, "").split(",")))
-            plan = AttemptPlan(
-                flow_run=flow_run,
-                configuration=configuration,
-                task_id=labels[TASK_LABEL],
-                attempt=int(labels[ATTEMPT_LABEL]),
-                resources=Resources(**json.loads(labels[RESOURCES_LABEL])),
-                gpus=tuple(gpu for gpu in self.node.gpus if gpu.uuid in gpus),
-                context_json=None if configuration.is_plain_job else "",
-                on_output=_ignore_output,
-            )
-            identifier = await self._in_thread(
-                functools.partial(self._get_infrastructure_pid, container_id=container_id)
-            )
-            handle = AttemptHandle(
-                identifier=identifier, plan=plan, inner=container_id, is_resumed=True
-            )
-            found.append((handle, configuration))
+            if left is not None:
+                found.append(left)
         return found
+
+    async def end_left_attempt(self, flow_run_id: UUID) -> None:
+        """Remove every container of that run on this node."""
+        await self._in_thread(functools.partial(self._remove_all_of, str(flow_run_id)))
+
+    async def _left_attempt(
+        self, container_id: str, status: str, labels: dict[str, str]
+    ) -> tuple[AttemptHandle, RetryConfiguration] | None:
+        """One left container; `None` for one that nobody waits for, which is removed."""
+        try:
+            flow_run = await self.client.read_flow_run(UUID(labels[RUN_LABEL]))
+        except (ObjectNotFound, ValueError):
+            flow_run = None
+        if flow_run is None or status == "created":
+            await self._in_thread(functools.partial(self._remove, container_id))
+            return None
+        configuration = await self.job_configuration.resolve_for_flow_run(
+            flow_run,
+            client=self.client,
+            work_pool=self.work_pool,
+            worker_name=self.name,
+            worker_id=self.backend_id,
+        )
+        gpus = set(filter(None, labels.get(GPUS_LABEL, "").split(",")))
+        plan = AttemptPlan(
+            flow_run=flow_run,
+            configuration=configuration,
+            task_id=labels[TASK_LABEL],
+            attempt=int(labels[ATTEMPT_LABEL]),
+            resources=Resources(**json.loads(labels[RESOURCES_LABEL])),
+            gpus=tuple(gpu for gpu in self.node.gpus if gpu.uuid in gpus),
+            context_json=None if configuration.is_plain_job else "",
+            on_output=_ignore_output,
+        )
+        identifier = await self._in_thread(
+            functools.partial(self._get_infrastructure_pid, container_id=container_id)
+        )
+        handle = AttemptHandle(
+            identifier=identifier, plan=plan, inner=container_id, is_resumed=True
+        )
+        return handle, configuration
 
     # ---- in threads: docker-py blocks -----------------------------------------------------------
 
@@ -369,6 +388,18 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         finally:
             client.close()
 
+    def _remove(self, container_id: str) -> None:
+        self._with_container(container_id, lambda container: container.remove(force=True, v=True))
+
+    def _remove_all_of(self, flow_run_id: str) -> None:
+        client = self._engine()
+        try:
+            ours = [f"{RUN_LABEL}={flow_run_id}", f"{NODE_LABEL}={self.node.name}"]
+            for container in client.containers.list(all=True, filters={"label": ours}):
+                container.remove(force=True, v=True)
+        finally:
+            client.close()
+
     def _remove_unstarted(self, flow_run_id: str) -> None:
         """Remove what was created but could not be started."""
         try:
@@ -385,7 +416,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         finally:
             client.close()
 
-    def _list_containers(self) -> list[tuple[str, dict[str, str]]]:
+    def _list_containers(self) -> list[tuple[str, str, dict[str, str]]]:
         client = self._engine()
         try:
             # Another Prefect server may have a node of the same name on the same engine.
@@ -394,7 +425,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 f"io.prefect.work-pool-id={self.work_pool.id}",
             ]
             found = client.containers.list(all=True, filters={"label": ours})
-            return [(str(container.id), dict(container.labels)) for container in found]
+            return [(str(c.id), str(c.status), dict(c.labels)) for c in found]
         finally:
             client.close()
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from prefect.client.schemas.objects import FlowRun
 
+from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.resources import Gpu, Resources
 from prefect_heteroflow.job_configuration import RetryConfiguration
 
@@ -70,11 +71,13 @@ class AttemptNotStarted(Exception):
 
     Args:
         engine_error: The engine's own text.
+        failure: What it is, where that is known without reading the text.
     """
 
-    def __init__(self, engine_error: str) -> None:
+    def __init__(self, engine_error: str, failure: FailureClass | None = None) -> None:
         super().__init__(engine_error)
         self.engine_error = engine_error
+        self.failure = failure
 
 
 class AttemptBackend(Protocol):

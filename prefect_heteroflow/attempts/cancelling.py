@@ -69,6 +69,7 @@ async def close_cancelled(
     if last is not None and last.status in (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING):
         row = dataclasses.replace(
             last,
+            flow_run_id=last.flow_run_id or str(task_id),
             status=AttemptStatus.CANCELLED,
             failure="TaskCancelled",
             ended_task=True,

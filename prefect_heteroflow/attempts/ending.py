@@ -9,12 +9,21 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, StateType
 
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis
-from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryPolicy, RetryStrategy, Stop
+from prefect_heteroflow.core.policy import (
+    Decision,
+    Ending,
+    Place,
+    Retry,
+    RetryPolicy,
+    RetryStrategy,
+    Stop,
+)
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.routing import Route
 from prefect_heteroflow.orchestration import transitions
@@ -100,7 +109,9 @@ class AttemptEnding:
         """Write down why it failed and what follows, then do it."""
         self._log(diagnosis, decision)
         if isinstance(decision, Stop):
-            await self._write(self._last_row(diagnosis, decision.reason), failed=True)
+            row = self._last_row(diagnosis, decision.reason)
+            row = dataclasses.replace(row, ending=decision.ending.value)
+            await self._write(row, failed=True)
             self._emit(diagnosis, "stop")
             message = message_with_line(decision.reason, diagnosis)
             await self._stop(Stop(ending=decision.ending, reason=message))
@@ -141,21 +152,21 @@ class AttemptEnding:
             job_variables=variables,
         )
         if not accepted or self.was_cancelled():
-            await self.cancelled()
+            await self._give_up_planned()
             return
         self.worker.wake_at(due, self.flow_run.id)
 
     async def _move(self, decision: Retry, attempt: int, variables: dict[str, Any]) -> None:
         client = self.worker.client
         due = utc_now() + timedelta(seconds=decision.delay_seconds)
-        front = self.flow_run if self._is_front else await client.read_flow_run(self.task_id)
+        front = await client.read_flow_run(self.task_id)
         # First the parked front run, then the new one: a deployment's concurrency slot is free by
         # then. If we die in between, `reconcile` finds the planned row and creates the run.
+        if self.was_cancelled() or _is_cancelled(front):
+            await self._give_up_planned()
+            return
         if self._is_front:
             await transitions.escalate(client, front.id, decision.reason)
-        if self.was_cancelled():
-            await self.cancelled()
-            return
         await transitions.create_attempt_run(
             client,
             front,
@@ -172,6 +183,28 @@ class AttemptEnding:
                 transitions.ended_state(transitions.ATTEMPT_FAILED, decision.reason),
                 force=True,
             )
+
+    async def _give_up_planned(self) -> None:
+        """The next attempt was written down, and then the run was cancelled or cannot go on."""
+        client = self.worker.client
+        run = await client.read_flow_run(self.flow_run.id)
+        front = run if self._is_front else await client.read_flow_run(self.task_id)
+        if self.was_cancelled() or _is_cancelled(run) or _is_cancelled(front):
+            message = "Cancelled by a user; nothing is retried."
+            await close_cancelled(client, self.task_id, message, self.flow_run.id)
+            return
+        message = "The server does not let the run be scheduled again; is its deployment gone?"
+        await self._write(
+            dataclasses.replace(self.row, status=AttemptStatus.FAILED, decision=message),
+            dataclasses.replace(
+                self.row,
+                attempt=self.row.attempt + 1,
+                status=AttemptStatus.CANCELLED,
+                decision=message,
+                ended_task=True,
+            ),
+        )
+        await self._stop(Stop(ending=Ending.FAILED, reason=message))
 
     def _job_variables(self, decision: Retry) -> dict[str, Any]:
         resources, place = decision.resources, decision.place
@@ -250,7 +283,8 @@ class AttemptEnding:
         retries = self.policy.max_retries
         total = "∞" if retries < 0 else str(1 + retries)
         logger = self.worker.get_flow_run_logger(self.flow_run)
-        logger.warning("attempt %d/%s %s", self.row.attempt, total, decision.reason)
+        number = len(current_series(self.history)) + 1
+        logger.warning("attempt %d/%s %s", number, total, decision.reason)
         if diagnosis.line:
             logger.warning("It shows in this line: %s", diagnosis.line)
 
@@ -265,3 +299,7 @@ class AttemptEnding:
             node=self.worker.node.name,
             pool=self.worker.node.pool,
         )
+
+
+def _is_cancelled(run: FlowRun) -> bool:
+    return run.state is not None and run.state.type in (StateType.CANCELLING, StateType.CANCELLED)

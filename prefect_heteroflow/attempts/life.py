@@ -9,19 +9,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 import httpx
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow import environment
 from prefect_heteroflow.attempts.admission import described, find_place
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptHandle, AttemptNotStarted
 from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
+from prefect_heteroflow.attempts.cancelling import handle_cancelling
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding
+from prefect_heteroflow.attempts.orphans import go_on_after
 from prefect_heteroflow.attempts.outcome import Outcome, outcome_of
 from prefect_heteroflow.attempts.standing import read_standing
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
@@ -33,7 +37,7 @@ from prefect_heteroflow.core.job_values import (
     parse_job_values,
 )
 from prefect_heteroflow.core.policy import Decision, Retry, Stop
-from prefect_heteroflow.core.resources import Gpu, Resources
+from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.fast_literals import fast_finder
@@ -69,6 +73,8 @@ class AttemptLife:
         self._output = RunOutput(self._logger)
         self._reported_start = False
         self._decided: tuple[Diagnosis, Decision] | None = None
+        self.is_settled = False
+        """Its end was acted on: a cancel concerns what follows, not this attempt."""
         self.cancel_requested = False
         self._cancelled = anyio.Event()
 
@@ -86,7 +92,7 @@ class AttemptLife:
             try:
                 handle = await self._start()
             except AttemptNotStarted as error:
-                await self._settle_unstarted(error.engine_error)
+                await self._settle_unstarted(error)
                 return ""
             if handle is None:
                 return ""
@@ -112,6 +118,7 @@ class AttemptLife:
         self._row = known[0] if known else self._new_row(number)
         if self._row.status not in (AttemptStatus.RUNNING, AttemptStatus.SCHEDULED):
             self._logger.info("Attempt %d was settled before; its remains are removed.", number)
+            await go_on_after(self._worker, self.task_id, self.flow_run)
             await self._worker.discard_attempt(handle)
             return
         try:
@@ -134,10 +141,21 @@ class AttemptLife:
         """Number of the attempt, 1 for the first."""
         return self._row.attempt
 
+    async def settle_lost(self, history: tuple[Attempt, ...]) -> None:
+        """Decide about an attempt of this node whose process is gone and whose end nobody saw."""
+        *earlier, self._row = history
+        self._history = tuple(earlier)
+        try:
+            self._values = self._configuration.job_values(self._worker.heteroflow_settings)
+        except JobValueError as error:
+            self._logger.warning("%s The defaults decide about its end.", error)
+        self._resources = dataclasses.replace(
+            self._values.resources, memory_mb=self._row.memory_mb or DEFAULT_MEMORY_MB
+        )
+        await self._insist_to_settle(AttemptEnd(lost=True), None)
+
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
-        if self.cancel_requested:
-            return
         self.cancel_requested = True
         self._cancelled.set()
         if self.handle is not None:
@@ -294,8 +312,23 @@ class AttemptLife:
         end = await self._worker.wait_attempt(handle)
         self._output.close()
         report = await self._read_report(handle)
-        await self._insist_to_settle(end, report)
-        await self._worker.discard_attempt(handle)
+        try:
+            await self._insist_to_settle(end, report)
+        except ObjectNotFound:
+            self._logger.warning("The run was deleted; what is left of its attempt is removed.")
+        finally:
+            self.is_settled = True
+            await self._discard(handle)
+        if self.cancel_requested:
+            # A cancel that came while the end was acted on.
+            await handle_cancelling(self._worker, self.flow_run.id)
+
+    async def _discard(self, handle: AttemptHandle) -> None:
+        try:
+            await self._worker.discard_attempt(handle)
+        except Exception as error:
+            # The run stands where it should; only its remains do not go.
+            self._logger.warning("What is left of the attempt could not be removed: %s", error)
 
     async def _read_report(self, handle: AttemptHandle) -> environment.EngineReport | None:
         text = await self._worker.read_report(handle)
@@ -336,7 +369,8 @@ class AttemptLife:
         self.flow_run = run
         if self._decided is not None:
             # An outage came between the decision and what follows from it.
-            await self._ending().decided(*self._decided)
+            if not self._was_taken_up(run):
+                await self._ending().decided(*self._decided)
             return
         outcome = outcome_of(
             end=end,
@@ -362,9 +396,21 @@ class AttemptLife:
         else:
             await self._conclude(self._diagnose(end, report), end)
 
-    async def _settle_unstarted(self, engine_error: str) -> None:
+    def _was_taken_up(self, run: FlowRun) -> bool:
+        """What was decided has been done, and the next attempt of this run is on its way."""
+        state = run.state
+        if state is None or state.type not in (StateType.PENDING, StateType.RUNNING):
+            return False
+        ended = self._row.ended
+        return ended is not None and state.timestamp > datetime.fromisoformat(ended)
+
+    async def _settle_unstarted(self, not_started: AttemptNotStarted) -> None:
+        engine_error = not_started.engine_error
         if self.cancel_requested:
             await self._ending().cancelled()
+            return
+        if not_started.failure is not None:
+            await self._refuse(not_started.failure, "not-started", engine_error)
             return
         self._logger.error("The attempt could not be started: %s", engine_error)
         end = AttemptEnd(engine_error=engine_error)

@@ -44,6 +44,14 @@ def outcome_of(
         return Outcome.COMPLETED
     if kind is StateType.FAILED:
         return Outcome.ENDED_BY_ITSELF
+    if kind is StateType.CRASHED and not _was_killed(end):
+        # `sys.exit`, a keyboard interrupt, `return Crashed(...)`: the engine's word stands.
+        return Outcome.ENDED_BY_ITSELF
     if kind in (StateType.PAUSED, StateType.SCHEDULED) and end.exit_code == 0:
         return Outcome.LEFT_TO_PREFECT
     return Outcome.FAILED
+
+
+def _was_killed(end: AttemptEnd) -> bool:
+    by_signal = end.signal is not None or end.exit_code in (137, 143)
+    return bool(by_signal or end.oom_killed or end.lost)

@@ -54,7 +54,8 @@ class Placements:
         placement = (flow_run.job_variables or {}).get("placement")
         if not isinstance(placement, Mapping):
             placement = {}
-        avoided = placement.get("avoid") or ()
+        given = placement.get("avoid")
+        avoided = list(given) if isinstance(given, list | tuple) else []
         if placement.get("strict") and node.name in avoided:
             return False  # retry_same_node: it waits until its own node is back
         if not others:
@@ -70,7 +71,9 @@ class Placements:
         if node.name in avoided and any(other.name not in avoided for other in able):
             return False
         preferred = placement.get("prefer")
-        if preferred in (None, node.name) or preferred not in {other.name for other in able}:
+        if not isinstance(preferred, str):
+            return True
+        if preferred == node.name or preferred not in {other.name for other in able}:
             return True
         return not self._within_grace(flow_run, placement)
 

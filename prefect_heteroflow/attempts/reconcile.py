@@ -19,6 +19,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
+from prefect_heteroflow.attempts.orphans import planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -92,13 +93,8 @@ async def _create_planned(worker: RetryingWorker, front: FlowRun) -> None:
 
 
 def _planned_variables(front: FlowRun, row: Attempt) -> dict[str, Any]:
-    planned = {
-        name: getattr(row, name)
-        for name in ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
-        if getattr(row, name) is not None
-    }
     kept = {k: v for k, v in (front.job_variables or {}).items() if k != "placement"}
-    return {**kept, **planned}
+    return {**kept, **planned(row)}
 
 
 async def _runs_in(worker: RetryingWorker, state: FlowRunFilterState) -> list[FlowRun]:

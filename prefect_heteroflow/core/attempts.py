@@ -57,6 +57,8 @@ class Attempt:
     ended: str | None = None
     log: str | None = None
     """Where its output can be found."""
+    ending: str | None = None
+    """Name of the state in which the task was to end with this attempt (`core.policy.Ending`)."""
     ended_task: bool = False
     """The task ended with this attempt; a later row means that a person ran it again."""
     never_started: bool = False
@@ -67,7 +69,7 @@ class Attempt:
 COLUMNS: tuple[str, ...] = (
     *("attempt", "pool", "node", "status", "failure", "reason", "decision"),
     *("memory_mb", "gpu_memory_mb", "peak_memory_mb", "exit_code", "started", "ended", "log"),
-    *("flow_run_id", "rule", "shm_mb", "gpu_count", "never_started", "ended_task"),
+    *("flow_run_id", "rule", "shm_mb", "gpu_count", "never_started", "ended_task", "ending"),
 )
 
 ERROR_TITLES: MappingProxyType[str, str] = MappingProxyType(
@@ -169,6 +171,7 @@ def from_row(row: Mapping[str, object]) -> Attempt:
         log=_text(row, "log"),
         never_started=bool(claims["never_started"]),
         ended_task=bool(claims["ended_task"]),
+        ending=_text(row, "ending"),
     )
 
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
+import httpx
 from prefect import Task
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Running
@@ -63,7 +64,15 @@ async def await_retry(
         client, flow_run.id, AwaitingRetry(scheduled_time=out_of_reach, message=message)
     ):
         return False
-    await client.update_flow_run(flow_run.id, job_variables=job_variables, empirical_policy=policy)
+    try:
+        await client.update_flow_run(
+            flow_run.id, job_variables=job_variables, empirical_policy=policy
+        )
+    except httpx.HTTPStatusError as error:
+        # Cancelled in between, or its deployment is gone.
+        if error.response.status_code in (400, 404, 409, 422):
+            return False
+        raise
     if out_of_reach == due:
         return True
     return await _accepted(client, flow_run.id, AwaitingRetry(scheduled_time=due, message=message))

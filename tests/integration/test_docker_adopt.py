@@ -81,3 +81,60 @@ def test_container_that_was_killed_for_memory_meanwhile_is_retried_with_more(
         ("CpuOutOfMemory", 64),
         (None, 128),
     ]
+
+
+def test_worker_that_died_between_decision_and_deed_goes_on_with_what_was_decided(
+    api: Api, worker: Worker, plain_image: str, tmp_path: Path
+) -> None:
+    """Rows say "attempt 1 failed, attempt 2 scheduled", while the run is still Running."""
+    command = f"sh -c 'echo x >> {tmp_path}/runs; until [ -e {tmp_path}/gate ]; do sleep 0.1; done'"
+    run = submit(api, command, plain_image, tmp_path)
+    api.wait_state(run, "Running")
+    wait_until((tmp_path / "runs").exists, what="start of the job")
+    worker.kill()
+    (first,) = api.rows(run)
+    planned = {**first, "attempt": 2, "status": "scheduled", "memory_mb": 128, "started": None}
+    api.rewrite_rows(run, [{**first, "status": "failed", "failure": "NodeLost"}, planned])
+    (tmp_path / "gate").touch()
+    worker.start()
+    assert api.wait_end(run).name == "Completed"
+    assert [(r["status"], r["memory_mb"]) for r in api.rows(run)] == [
+        ("failed", 64),
+        ("completed", 128),
+    ]
+
+
+def test_container_that_is_gone_after_the_restart_counts_as_a_lost_node(
+    api: Api, worker: Worker, engine: DockerEngine, plain_image: str, tmp_path: Path
+) -> None:
+    command = f"sh -c 'echo x >> {tmp_path}/runs; [ $HETEROFLOW_ATTEMPT = 2 ] || sleep 600'"
+    run = submit(api, command, plain_image, tmp_path)
+    api.wait_state(run, "Running")
+    wait_until((tmp_path / "runs").exists, what="start of the job")
+    worker.kill()
+    for container in engine.client().containers.list(
+        filters={"label": f"io.prefect-heteroflow.flow-run-id={run}"}
+    ):
+        container.remove(force=True)
+    worker.start()
+    assert api.wait_end(run).name == "Completed"
+    assert [r["failure"] for r in api.rows(run)] == ["NodeLost", None]
+
+
+def test_one_container_that_cannot_be_taken_over_does_not_keep_the_others(
+    api: Api, worker: Worker, plain_image: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    command = f"sh -c 'until [ -e {gate} ]; do sleep 0.1; done'"
+    doomed = api.deploy("host_oom", POOL, name="doomed", job_variables={"image": plain_image})
+    variables = {"command": command, "memory_mb": 64, "volumes": [f"{tmp_path}:{tmp_path}"]}
+    first = api.submit(doomed, job_variables=variables)
+    second = submit(api, command, plain_image, tmp_path)
+    for run in (first, second):
+        api.wait_state(run, "Running")
+    worker.kill()
+    api.delete(f"/deployments/{doomed}")
+    worker.start()
+    gate.touch()
+    assert api.wait_end(second).name == "Completed"
+    assert api.wait_end(first).is_final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -299,8 +300,6 @@ class Api:
 
     def rows(self, run_id: str) -> list[dict[str, Any]]:
         """The attempt rows of the run's table artifact."""
-        import json
-
         found = self.post(
             "/artifacts/filter",
             {"artifacts": {"key": {"any_": [f"heteroflow-attempts-{run_id}"]}}},
@@ -310,6 +309,19 @@ class Api:
         data = found[0]["data"]
         rows: list[dict[str, Any]] = json.loads(data) if isinstance(data, str) else data
         return rows
+
+    def rewrite_rows(self, run_id: str, rows: list[dict[str, Any]]) -> None:
+        """Put other rows into the table artifact of a run, as a worker that died had left them."""
+        (found,) = self.post(
+            "/artifacts/filter",
+            {"artifacts": {"key": {"any_": [f"heteroflow-attempts-{run_id}"]}}},
+        )
+        response = self._sent("PATCH", f"/artifacts/{found['id']}", {"data": json.dumps(rows)})
+        response.raise_for_status()
+
+    def delete(self, path: str) -> None:
+        """DELETE."""
+        self._sent("DELETE", path).raise_for_status()
 
     def logs(self, run_id: str) -> list[str]:
         """The run's log lines, oldest first."""
