@@ -21,7 +21,8 @@ from prefect_heteroflow.settings import HeteroflowSettings
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-_DEPLOYMENT_SECONDS = 30.0
+# One poll reads each deployment once; a deployment that was just changed counts as it is now.
+_DEPLOYMENT_SECONDS = 2.0
 _NAMES = (*RESOURCE_NAMES, "oom_memory_limit")
 
 
