@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PEAK_SECONDS = 1.0
+_KILLED = 137
 
 
 class HeteroflowWorker(RetryingWorker, DockerWorker):
@@ -328,6 +329,11 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             self._stream(container, handle)
             container.wait()
             state = containers.container_state(container)
+            oom_killed = state.get("OOMKilled")
+            if state.get("ExitCode") == _KILLED and not oom_killed:
+                # Under load the engine hears of the exit before it hears of the kill for memory,
+                # and then `State.OOMKilled` stays false; its event still comes.
+                oom_killed = containers.saw_oom_event(client, container) or oom_killed
         except docker.errors.NotFound:
             return AttemptEnd(lost=True, engine_error="The container was removed from outside.")
         finally:
@@ -335,7 +341,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         exit_code = state.get("ExitCode")
         return AttemptEnd(
             exit_code=exit_code,
-            oom_killed=state.get("OOMKilled"),
+            oom_killed=oom_killed,
             peak_memory_mb=handle.peak_memory_mb,
             engine_error=state.get("Error") or None,
         )

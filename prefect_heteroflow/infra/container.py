@@ -6,6 +6,7 @@ import io
 import tarfile
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prefect_heteroflow.core.units import bytes_to_mb_ceil
 
 if TYPE_CHECKING:
+    from docker import DockerClient
     from docker.models.containers import Container
 
 FOLDER = "/.heteroflow"
@@ -37,6 +39,7 @@ _LEFT_OUT = {
     "__pycache__",
 }
 _LARGEST_REPORT = 4 * 1024 * 1024
+_LATE_EVENT_SECONDS = 1
 
 
 @lru_cache(maxsize=1)
@@ -155,3 +158,23 @@ def read_peak_memory_mb(pid: int) -> int | None:
         except (OSError, ValueError):
             return None
     return None
+
+
+def saw_oom_event(client: DockerClient, container: Container) -> bool:
+    """Whether the engine reported a kill for memory in this container. Blocks for a second.
+
+    The engine keeps its last 256 events; those of the second to come are waited for as well.
+    """
+    events = client.events(
+        since=int(_epoch(container.attrs["State"]["StartedAt"])),
+        until=int(time.time()) + _LATE_EVENT_SECONDS,
+        filters={"container": container.id, "event": "oom"},
+        decode=True,
+    )
+    return any(True for _ in events)
+
+
+def _epoch(text: str) -> float:
+    """Seconds since the epoch of the engine's time, which has nanoseconds and ends in Z."""
+    whole = text.partition(".")[0].rstrip("Z")
+    return datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp()

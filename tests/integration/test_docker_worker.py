@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_heteroflow.infra.container import saw_oom_event
 from tests.support import wait_until
 from tests.support.docker_engine import DockerEngine
 from tests.support.prefect_server import PrefectServer
@@ -194,3 +195,28 @@ def test_flow_in_a_container_with_a_read_only_root_runs_by_prefects_own_engine(
     run = api.submit(flow)
     assert api.wait_end(run).type == "COMPLETED"
     assert any("read-only" in line for line in api.logs(run))
+
+
+def test_kill_for_memory_is_seen_in_the_engines_events_too(
+    engine: DockerEngine, plain_image: str
+) -> None:
+    """Under load `State.OOMKilled` stays false now and then; the event comes all the same."""
+    client = engine.client()
+    fill = "b = bytearray(200 * 2**20); [b.__setitem__(i, 1) for i in range(0, len(b), 4096)]"
+    container = client.containers.run(
+        plain_image, ["python3", "-c", fill], mem_limit="64m", memswap_limit="64m", detach=True
+    )
+    container.wait()
+    container.reload()
+    assert saw_oom_event(client, container)
+    container.remove()
+
+
+def test_kill_from_outside_leaves_no_such_event(engine: DockerEngine, plain_image: str) -> None:
+    client = engine.client()
+    container = client.containers.run(plain_image, ["sleep", "600"], detach=True)
+    container.kill()
+    container.wait()
+    container.reload()
+    assert not saw_oom_event(client, container)
+    container.remove()
