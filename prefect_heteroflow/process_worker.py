@@ -261,8 +261,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         return AttemptEnd(
             exit_code=None if status < 0 else status,
             signal=-status if status < 0 else None,
-            oom_killed=True if by_limit else (None if kills is None else kills > 0),
-            oom_kill_count=kills,
+            oom_kill_count=1 if by_limit else kills,
             peak_memory_mb=peak,
         )
 

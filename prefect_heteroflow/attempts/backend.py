@@ -65,6 +65,11 @@ class AttemptEnd:
     lost: bool = False
     """Its container or process is gone and nobody can say how it ended."""
 
+    @property
+    def killed_for_memory(self) -> bool:
+        """Some process of it was, as the engine or the kernel saw."""
+        return bool(self.oom_killed or self.oom_kill_count)
+
 
 class AttemptNotStarted(Exception):
     """The engine refused to pull, create or start.

@@ -63,7 +63,7 @@ def diagnose_end(
         gpu_memory_mb: Memory of its GPU, MiB.
         rules: The user's own rules.
     """
-    if report is not None and report.diagnosis is not None and not end.oom_killed:
+    if report is not None and report.diagnosis is not None and not end.killed_for_memory:
         return report.diagnosis
     is_final = state is not None and state.type in (StateType.FAILED, StateType.CRASHED)
     signal_number = end.signal

@@ -38,7 +38,7 @@ def outcome_of(
     if cancel_requested or kind in (StateType.CANCELLING, StateType.CANCELLED):
         return Outcome.CANCELLED
     if is_plain_job:
-        clean = end.exit_code == 0 and not end.signal and not end.oom_killed and not end.lost
+        clean = end.exit_code == 0 and not end.signal and not end.killed_for_memory and not end.lost
         return Outcome.COMPLETED if clean else Outcome.FAILED
     if kind is StateType.COMPLETED:
         return Outcome.COMPLETED
@@ -54,4 +54,4 @@ def outcome_of(
 
 def _was_killed(end: AttemptEnd) -> bool:
     by_signal = end.signal is not None or end.exit_code in (137, 143)
-    return bool(by_signal or end.oom_killed or end.lost)
+    return bool(by_signal or end.killed_for_memory or end.lost)

@@ -136,8 +136,7 @@ def from_witnesses(evidence: Evidence) -> Diagnosis | None:
         return Diagnosis(
             failure=FailureClass.CPU_OUT_OF_MEMORY,
             rule=rule,
-            reason=f"A process of the container was killed for reaching its memory "
-            f"limit{of_limit}.",
+            reason=f"A process of the attempt was killed for reaching its memory limit{of_limit}.",
         )
     hardware = [code for code in evidence.xid_codes or () if code in HARDWARE_XIDS]
     if hardware:

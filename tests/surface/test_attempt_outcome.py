@@ -42,6 +42,13 @@ CASES = [
         Outcome.FAILED,
     ),
     (
+        "job that exits 0 though its cgroup counted a kill",
+        True,
+        StateType.RUNNING,
+        AttemptEnd(exit_code=0, oom_kill_count=1),
+        Outcome.FAILED,
+    ),
+    (
         "job that exits 0 and nobody looked at memory",
         True,
         StateType.RUNNING,
