@@ -82,8 +82,15 @@ def rules_command(
     ] = None,
 ) -> None:
     """List the rules by which logs are read: id, class, framework, and a sample of each."""
+    from prefect_heteroflow.core.failures import FailureClass
     from prefect_heteroflow.core.rules import RULES
 
+    names = [member.value for member in FailureClass]
+    if failure is not None and failure not in names:
+        typer.echo(
+            f"There is no failure class {failure!r}; there are {', '.join(names)}.", err=True
+        )
+        raise typer.Exit(EXIT_REFUSED)
     rows = [
         {
             "id": rule.id,

@@ -181,3 +181,10 @@ def test_rules_of_one_class() -> None:
     result = runner.invoke(app, ["rules", "--class", "Preempted"])
     assert "scheduler-preempted  Preempted" in result.output
     assert "GpuOutOfMemory" not in result.output
+
+
+def test_rules_of_a_class_that_does_not_exist_are_refused_with_the_classes() -> None:
+    """A typo must not look like a class without rules."""
+    result = runner.invoke(app, ["rules", "--class", "GpuOutOfMemry"])
+    assert result.exit_code == 2
+    assert "GpuOutOfMemory" in result.output
