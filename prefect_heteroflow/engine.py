@@ -89,6 +89,8 @@ class FlowBody:
             try:
                 result = fn(*args, **kwargs)
             except TerminationSignal:
+                # The end is on its way: a second SIGTERM must not make it a crash.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 self._leave_for_the_worker(
                     environment.EngineReport(aborted=True, signal=signal.SIGTERM)
                 )
@@ -152,7 +154,8 @@ class FlowBody:
                 return await asyncio.to_thread(self._end, error)
             finally:
                 loop.remove_signal_handler(signal.SIGTERM)
-                signal.signal(signal.SIGTERM, previous)
+                # As in `_function`: a second SIGTERM must not make the end a crash.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN if terminated else previous)
             return self._checked(result)
 
         return body

@@ -75,6 +75,7 @@ class AttemptLife:
         self._decided: tuple[Diagnosis, Decision] | None = None
         self.is_settled = False
         """Its end was acted on: a cancel concerns what follows, not this attempt."""
+        self._terminating = False
         self.cancel_requested = False
         self._cancelled = anyio.Event()
 
@@ -158,7 +159,7 @@ class AttemptLife:
         """End the attempt, now or as soon as it has started."""
         self.cancel_requested = True
         self._cancelled.set()
-        if self.handle is not None:
+        if self.handle is not None and not self._terminating:
             await self._terminate(self.handle)
 
     async def _wait_until_due(self) -> None:
@@ -306,7 +307,13 @@ class AttemptLife:
 
     async def _terminate(self, handle: AttemptHandle) -> None:
         grace_seconds = self._worker.heteroflow_settings.cancel_grace_seconds
-        await self._worker.terminate_attempt(handle, grace_seconds)
+        # Once: a second SIGTERM would interrupt what the first one has set going.
+        self._terminating = True
+        try:
+            await self._worker.terminate_attempt(handle, grace_seconds)
+        except BaseException:
+            self._terminating = False
+            raise
 
     async def _watch(self, handle: AttemptHandle) -> None:
         end = await self._worker.wait_attempt(handle)

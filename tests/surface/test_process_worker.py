@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -327,3 +329,18 @@ def test_value_that_the_template_can_judge_is_refused_when_the_run_is_created(
 ) -> None:
     with pytest.raises(AssertionError, match=r"422|409"):
         api.submit(deploy(api, "host_oom"), {"need_mb": 1}, variables)
+
+
+@pytest.mark.parametrize("flow", ["sleepy", "async_sleepy"])
+def test_cancel_that_is_heard_several_times_leaves_no_crash(
+    api: Api, nodes: dict[str, Worker], notes: Path, flow: str
+) -> None:
+    """A second SIGTERM comes while the first one is being handled."""
+    run = api.submit(deploy(api, flow, memory_mb=512), {"notes": str(notes)})
+    wait_until(notes.exists, what="start of the flow", timeout_seconds=60)
+    pid = int(notes.read_text().split()[1])
+    for _ in range(3):
+        os.kill(pid, signal.SIGTERM)
+    api.cancel(run)
+    api.wait_end(run)
+    assert "Crashed" not in [state.name for state in api.states(run)]
