@@ -95,8 +95,8 @@ def show(cycles: Sequence[Cycle], console: Console, *, timeline: bool) -> None:
     median, of_core = statistics.median(totals), statistics.median(core)
     verdict = "reached" if median <= GOAL else "missed"
     console.print(
-        f"API calls per attempt: {median:.0f}, of them {of_core:.0f} of Prefect's own worker and"
-        f" {median - of_core:.0f} of ours (goal: at most {GOAL}, {verdict})"
+        f"API calls per attempt: {median:g}, of them {of_core:g} of Prefect's own worker and"
+        f" {median - of_core:g} of ours (goal: at most {GOAL}, {verdict})"
     )
     console.print(
         _requests_table(cycles, "Requests to the Docker engine per attempt", lambda c: c.engine)

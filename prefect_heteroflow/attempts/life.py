@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 import httpx
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow import environment
@@ -26,7 +25,7 @@ from prefect_heteroflow.attempts.cancelling import handle_cancelling
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding
 from prefect_heteroflow.attempts.orphans import go_on_after
-from prefect_heteroflow.attempts.outcome import Outcome, outcome_of
+from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
 from prefect_heteroflow.attempts.standing import read_standing
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.decide import decide
@@ -376,7 +375,8 @@ class AttemptLife:
         self.flow_run = run
         if self._decided is not None:
             # An outage came between the decision and what follows from it.
-            if not self._was_taken_up(run):
+            is_retry = isinstance(self._decided[1], Retry)
+            if not went_on(run.state, since=self._row.ended, is_retry=is_retry):
                 await self._ending().decided(*self._decided)
             return
         outcome = outcome_of(
@@ -402,14 +402,6 @@ class AttemptLife:
             await ending.ended_by_itself(self._diagnose(end, report))
         else:
             await self._conclude(self._diagnose(end, report), end)
-
-    def _was_taken_up(self, run: FlowRun) -> bool:
-        """What was decided has been done, and the next attempt of this run is on its way."""
-        state = run.state
-        if state is None or state.type not in (StateType.PENDING, StateType.RUNNING):
-            return False
-        ended = self._row.ended
-        return ended is not None and state.timestamp > datetime.fromisoformat(ended)
 
     async def _settle_unstarted(self, not_started: AttemptNotStarted) -> None:
         engine_error = not_started.engine_error

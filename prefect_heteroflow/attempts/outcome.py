@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import Enum
 
 from prefect.client.schemas.objects import State, StateType
@@ -55,3 +56,21 @@ def outcome_of(
 def _was_killed(end: AttemptEnd) -> bool:
     by_signal = end.signal is not None or end.exit_code in (137, 143)
     return bool(by_signal or end.killed_for_memory or end.lost)
+
+
+def went_on(state: State | None, *, since: str | None, is_retry: bool) -> bool:
+    """Whether what was decided has been done already, when it is about to be done again.
+
+    After an outage nobody knows which request arrived. A retry must not be set over a next attempt
+    that is under way, nor over a run that has ended meanwhile.
+
+    Args:
+        state: The run's state now.
+        since: When the attempt ended, ISO 8601.
+        is_retry: The decision was to try again.
+    """
+    if state is None or since is None or state.timestamp <= datetime.fromisoformat(since):
+        return False
+    if state.type in (StateType.PENDING, StateType.RUNNING):
+        return True
+    return is_retry and state.is_final()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 from prefect.client.schemas.objects import State, StateType
 
 from prefect_heteroflow.attempts.backend import AttemptEnd
-from prefect_heteroflow.attempts.outcome import Outcome, outcome_of
+from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
 
 CLEAN = AttemptEnd(exit_code=0, oom_killed=False)
 KILLED = AttemptEnd(exit_code=137, oom_killed=True)
@@ -83,3 +85,25 @@ def test_cancel_that_we_saw_counts_before_everything_else() -> None:
         cancel_requested=True,
     )
     assert found is Outcome.CANCELLED
+
+
+ENDED = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds_later", "is_retry", "expected"),
+    [
+        pytest.param(StateType.RUNNING, 5, True, True, id="next attempt runs"),
+        pytest.param(StateType.PENDING, 5, True, True, id="next attempt starts"),
+        pytest.param(StateType.COMPLETED, 5, True, True, id="next attempt has completed"),
+        pytest.param(StateType.CANCELLED, 5, True, True, id="cancelled meanwhile"),
+        pytest.param(StateType.RUNNING, -5, True, False, id="state of the ended attempt itself"),
+        pytest.param(StateType.SCHEDULED, 5, True, False, id="half scheduled"),
+        pytest.param(StateType.FAILED, 5, False, False, id="stop: the front run may be missing"),
+    ],
+)
+def test_decision_is_not_done_twice_over_what_came_of_it(
+    kind: StateType, seconds_later: int, is_retry: bool, expected: bool
+) -> None:
+    state = State(type=kind, timestamp=ENDED + timedelta(seconds=seconds_later))
+    assert went_on(state, since=ENDED.isoformat(), is_retry=is_retry) is expected
