@@ -12,6 +12,9 @@ from typing import Any
 from prefect.settings.base import PrefectBaseSettings, build_settings_config
 from pydantic import Field
 
+from prefect_heteroflow.core.breaker import MAX_RESTARTS, UNLIMITED, BreakerPolicy
+from prefect_heteroflow.core.ranges import MAX_DELAY_SECONDS
+
 
 class HeteroflowSettings(PrefectBaseSettings):
     """Defaults of the retry policy and what a worker says of its node.
@@ -92,3 +95,43 @@ class HeteroflowSettings(PrefectBaseSettings):
     cancel_grace_seconds: float = Field(
         default=30.0, description="Seconds between SIGTERM and SIGKILL when a run is cancelled."
     )
+    breaker_max_restarts: int = Field(
+        default=2,
+        ge=UNLIMITED,
+        le=MAX_RESTARTS,
+        description=(
+            "Restarts of one deployment for one failure class within breaker_window; one more"
+            " opens its circuit breaker. -1 is off."
+        ),
+    )
+    breaker_window: float = Field(
+        default=600.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds over which restarts are counted.",
+    )
+    breaker_cooldown: float = Field(
+        default=300.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds after which an open breaker lets one run through as a trial.",
+    )
+    breaker_trial_timeout: float = Field(
+        default=600.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds after which a trial that has not ended gives way to another.",
+    )
+
+    @property
+    def breaker_policy(self) -> BreakerPolicy:
+        """The breaker's settings as `core` takes them."""
+        return BreakerPolicy(
+            max_restarts=self.breaker_max_restarts,
+            window_seconds=self.breaker_window,
+            cooldown_seconds=self.breaker_cooldown,
+            trial_timeout_seconds=self.breaker_trial_timeout,
+        )
