@@ -67,7 +67,7 @@ def reset(
 ) -> None:
     """Close a breaker; the runs that only it holds go on."""
     released = asyncio.run(_reset(key))
-    typer.echo(f"Breaker {key} is closed; {len(released)} runs go on.")
+    typer.echo(f"Breaker {key} is closed. Runs that go on: {len(released)}.")
     for run in released:
         typer.echo(f"  {run.name} ({run.id})")
 

@@ -285,13 +285,18 @@ def retry_keys(
     failure: FailureClass,
     failed_node: str | None,
     next_node: str | None,
+    same_resources: bool = True,
     job: str | None = None,
 ) -> tuple[str, ...]:
     """The breakers that a retry has to pass.
 
-    That of its deployment and failure class always; that of the node if the failure blames the
-    node and the retry goes there again. So one that moves away from a bad node passes.
+    That of its deployment and failure class; that of the node if the failure blames the node and
+    the retry goes there again, so one that moves away from a bad node passes. A retry with more
+    memory or a larger GPU passes none: it does not start the same thing again, and has a limit of
+    its own.
     """
+    if not same_resources:
+        return ()
     keys = [] if deployment is None else [deployment_key(deployment, failure, job=job)]
     if failure in _BLAMES_NODE and failed_node is not None and failed_node == next_node:
         keys.append(node_key(failed_node))

@@ -78,6 +78,9 @@ async def await_approval(
     Raises:
         httpx.HTTPError: The API failed.
     """
+    current = (await client.read_flow_run(flow_run.id)).state
+    if current is not None and current.is_final():
+        return False  # the rules would let a run that has ended be scheduled again
     await write_hold(client, flow_run, hold)
     out_of_reach: State[Any] = AwaitingRetry(scheduled_time=now + _OUT_OF_REACH, message=message)
     if not await _accepted(client, flow_run, out_of_reach):

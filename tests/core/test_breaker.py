@@ -177,6 +177,18 @@ def test_retry_passes_the_breaker_of_a_node_only_if_it_goes_back_to_it(
     assert found == keys
 
 
+def test_retry_that_grows_passes_no_breaker() -> None:
+    """2048, 4096, 8192, 16384 MB within minutes is no crash loop."""
+    keys = retry_keys(
+        deployment="d",
+        failure=FailureClass.CPU_OUT_OF_MEMORY,
+        failed_node="node-1",
+        next_node="node-1",
+        same_resources=False,
+    )
+    assert keys == ()
+
+
 def test_jobs_of_one_shared_deployment_have_breakers_of_their_own() -> None:
     one, other = (
         deployment_key("d", FailureClass.UNKNOWN_ERROR, job=job) for job in ("image-a", "image-b")
