@@ -126,6 +126,17 @@ class HeteroflowSettings(PrefectBaseSettings):
         description="Seconds after which a trial that has not ended gives way to another.",
     )
 
+    lost_contact_timeout: float = Field(
+        default=600.0,
+        gt=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description=(
+            "Seconds of unbroken silence after which an attempt counts as NodeLost. An outage of"
+            " the Prefect API or of the way to the Docker engine does not count."
+        ),
+    )
+
     @property
     def breaker_policy(self) -> BreakerPolicy:
         """The breaker's settings as `core` takes them."""
