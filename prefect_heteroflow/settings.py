@@ -137,6 +137,15 @@ class HeteroflowSettings(PrefectBaseSettings):
         ),
     )
 
+    no_progress_limit: int = Field(
+        default=3,
+        ge=0,
+        description=(
+            "Attempts in a row that may end at the same point of their progress before the run is"
+            " stopped; 0 is off."
+        ),
+    )
+
     @property
     def breaker_policy(self) -> BreakerPolicy:
         """The breaker's settings as `core` takes them."""
