@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from prefect_heteroflow.core.progress import Progress, parse_progress
@@ -18,9 +19,12 @@ def read_progress_file(path: Path) -> Progress | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        if not path.is_file():
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             return None
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - READ_BYTES))
-        return parse_progress(file.read(READ_BYTES).decode("utf-8", "replace"))
+        start = max(0, status.st_size - READ_BYTES)
+        text = os.pread(descriptor, READ_BYTES, start).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
+    return parse_progress(text)
