@@ -14,19 +14,22 @@ from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_er
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from prefect.client.orchestration import PrefectClient
     from rich.table import Table
 
-    from prefect_heteroflow.core.resources import Gpu, Node
+    from prefect_heteroflow.core.resources import Gpu
     from prefect_heteroflow.orchestration.node_values import NodeRecord
     from prefect_heteroflow.orchestration.nodes import Registry
     from prefect_heteroflow.settings import HeteroflowSettings
 
 nodes_app = typer.Typer(help="Show the nodes, and keep one out of use.", no_args_is_help=False)
+node_app = typer.Typer(help="Keep one node out of use, or use it again.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Add `nodes`, `nodes cordon` and `nodes uncordon` to the app."""
+    """Add `nodes` and `node` to the app, each with `cordon` and `uncordon`."""
     app.add_typer(nodes_app, name="nodes")
+    app.add_typer(node_app, name="node")
 
 
 @nodes_app.callback(invoke_without_command=True)
@@ -58,6 +61,7 @@ def nodes(
     Console().print(nodes_table(registry.nodes, now=now))
 
 
+@node_app.command("cordon")
 @nodes_app.command("cordon")
 @api_errors()
 def cordon(
@@ -69,6 +73,7 @@ def cordon(
     typer.echo(f"Node {name} is cordoned: {reason}")
 
 
+@node_app.command("uncordon")
 @nodes_app.command("uncordon")
 @api_errors()
 def uncordon(
@@ -85,15 +90,11 @@ async def _cordon(name: str, reason: str) -> None:
     from prefect.client.orchestration import get_client
 
     from prefect_heteroflow.orchestration.clock import utc_now
-    from prefect_heteroflow.orchestration.nodes import cordon_node, read_registry
+    from prefect_heteroflow.orchestration.nodes import cordon_node
 
     now = utc_now()
     async with get_client() as client:
-        registry = await read_registry(client, now=now, liveness_seconds=0)
-        known = [record.node.name for record in registry.nodes]
-        if name not in known:
-            there = f"There are: {', '.join(known)}." if known else "There is none yet."
-            raise CommandError(f"There is no node {name!r}. {there}", exit_code=EXIT_REFUSED)
+        await _require_known(client, name)
         await cordon_node(client, name, reason=reason, at=now)
 
 
@@ -103,7 +104,22 @@ async def _uncordon(name: str) -> bool:
     from prefect_heteroflow.orchestration.nodes import uncordon_node
 
     async with get_client() as client:
-        return await uncordon_node(client, name)
+        # A node that is not published any more can still be cordoned.
+        if await uncordon_node(client, name):
+            return True
+        await _require_known(client, name)
+        return False
+
+
+async def _require_known(client: PrefectClient, name: str) -> None:
+    from prefect_heteroflow.orchestration.clock import utc_now
+    from prefect_heteroflow.orchestration.nodes import read_registry
+
+    registry = await read_registry(client, now=utc_now(), liveness_seconds=0)
+    known = [record.node.name for record in registry.nodes]
+    if name not in known:
+        there = f"There are: {', '.join(known)}." if known else "There is none yet."
+        raise CommandError(f"There is no node {name!r}. {there}", exit_code=EXIT_REFUSED)
 
 
 def load_registry(now: datetime) -> Registry:
@@ -173,7 +189,7 @@ def nodes_table(records: Sequence[NodeRecord], *, now: datetime) -> Table:
             str(node.memory_mb),
             escape(gpus_text(node.gpus)),
             f"[green]live[/green], {age}" if node.live else f"[red]{dead}[/red], {age}",
-            escape(_cordon_text(node)),
+            escape(_cordon_text(record, now)),
             escape(node.last_error or ""),
         )
     return table
@@ -199,8 +215,15 @@ def age_text(seconds: float) -> str:
     return f"{seconds // 1:.0f} s ago"
 
 
-def _cordon_text(node: Node) -> str:
-    return (node.cordon_reason or "yes") if node.cordoned else ""
+def _cordon_text(record: NodeRecord, now: datetime) -> str:
+    """Why and since when: `fan broken, 5 min ago`; a GPU's reason with the start of its uuid."""
+    cordon = record.cordon
+    if cordon is None:
+        return ""
+    reasons = [] if cordon.reason is None else [cordon.reason]
+    reasons += [f"{uuid[:12]}: {reason}" for uuid, reason in cordon.gpus.items()]
+    age = [] if cordon.at is None else [age_text((now - cordon.at).total_seconds())]
+    return ", ".join(["; ".join(reasons), *age])
 
 
 def _node_report(record: NodeRecord) -> dict[str, Any]:
@@ -224,6 +247,10 @@ def _node_report(record: NodeRecord) -> dict[str, Any]:
         "last_seen": record.heartbeat_at.isoformat(),
         "cordoned": node.cordoned,
         "cordon_reason": node.cordon_reason,
+        "cordoned_gpus": {} if record.cordon is None else dict(record.cordon.gpus),
+        "cordoned_at": None
+        if record.cordon is None or record.cordon.at is None
+        else record.cordon.at.isoformat(),
         "last_error": node.last_error,
         "docker": node.docker,
         "host": record.holder.host,
