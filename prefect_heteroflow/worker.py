@@ -40,6 +40,7 @@ from prefect_heteroflow.attempts.backend import (
     AttemptHandle,
     AttemptNotStarted,
     AttemptPlan,
+    WorkerCannotStart,
 )
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.image_reference import image_reference_problem
@@ -60,7 +61,7 @@ from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
 from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration, check_command
-from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
+from prefect_heteroflow.retrying_worker import RetryingWorker
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -105,8 +106,8 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             RuntimeError,
             requests.exceptions.RequestException,
         ) as error:
-            if self._node is not None:
-                return self._node  # the engine is away for now: the node is what it was
+            if self._presence is not None:
+                return self.node  # the engine is away for now: the node is what it was
             raise WorkerCannotStart(
                 f"No Docker engine answers ({error.__cause__ or error}). Start Docker, or point"
                 " DOCKER_HOST at its socket; on a machine without Docker use the worker type"

@@ -108,3 +108,18 @@ class AttemptBackend(Protocol):
 
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove what is left of it. Called after the evidence was read."""
+
+
+class WorkerCannotStart(RuntimeError):
+    """The node cannot run attempts; the text says what is missing and what to do."""
+
+
+def reason_in(error: BaseException) -> WorkerCannotStart | None:
+    """The reason in an error or in a group of errors from task groups."""
+    if isinstance(error, WorkerCannotStart):
+        return error
+    for part in getattr(error, "exceptions", ()):
+        found = reason_in(part)
+        if found is not None:
+            return found
+    return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import AwaitingRetry
 
 from prefect_heteroflow.attempts.cancelling import close_cancelled
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
@@ -33,6 +34,19 @@ from prefect_heteroflow.orchestration.history import write_attempts
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
+
+
+# A longer delay must neither hold one of the worker's slots nor be lost with the worker.
+_IN_PLACE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextAttempt:
+    """The attempt that follows at once on the same node."""
+
+    flow_run: FlowRun
+    """The run as it was scheduled again, with its new job variables."""
+    history: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +119,13 @@ class AttemptEnding:
         self._emit(diagnosis, "stop")
         await self._hand_over()
 
-    async def decided(self, diagnosis: Diagnosis, decision: Decision) -> None:
-        """Write down why it failed and what follows, then do it."""
+    async def decided(self, diagnosis: Diagnosis, decision: Decision) -> NextAttempt | None:
+        """Write down why it failed and what follows, then do it.
+
+        Returns:
+            The next attempt if this worker is to go on with it at once, without the detour over
+            the pool.
+        """
         self._log(diagnosis, decision)
         if isinstance(decision, Stop):
             row = self._last_row(diagnosis, decision.reason)
@@ -115,10 +134,17 @@ class AttemptEnding:
             self._emit(diagnosis, "stop")
             message = message_with_line(decision.reason, diagnosis)
             await self._stop(Stop(ending=decision.ending, reason=message))
-            return
-        await self._write(self._failed_row(diagnosis, decision.reason), self._next_row(decision))
+            return None
+        failed = self._failed_row(diagnosis, decision.reason)
+        await self._write(failed, self._next_row(decision))
         self._emit(diagnosis, "retry")
-        await self._retry(decision)
+        scheduled = await self._retry(decision)
+        if scheduled is None:
+            return None
+        if await self._goes_on_here(decision):
+            return NextAttempt(flow_run=scheduled, history=(*self.history, failed))
+        self.worker.wake_at(_due(scheduled), self.flow_run.id)
+        return None
 
     async def move_before_start(self, found: Route, asked: str) -> None:
         """Send a run that is larger than this node to where it fits, before any attempt."""
@@ -132,29 +158,43 @@ class AttemptEnding:
         self.worker.get_flow_run_logger(self.flow_run).info("%s", reason)
         planned = dataclasses.replace(self._next_row(decision), attempt=self.row.attempt)
         await self._write(planned)
-        await self._retry(decision, attempt=self.row.attempt)
+        scheduled = await self._retry(decision, attempt=self.row.attempt)
+        if scheduled is not None:
+            self.worker.wake_at(_due(scheduled), self.flow_run.id)
 
     # ---- what follows ------------------------------------------------------------------------
 
-    async def _retry(self, decision: Retry, *, attempt: int | None = None) -> None:
+    async def _retry(self, decision: Retry, *, attempt: int | None = None) -> FlowRun | None:
+        """The run as it was scheduled again; `None` if it was moved to another pool or ended."""
         number = self.row.attempt + 1 if attempt is None else attempt
         due = utc_now() + timedelta(seconds=decision.delay_seconds)
         variables = self._job_variables(decision)
         if decision.place.pool != self.worker.node.pool:
             await self._move(decision, number, variables)
-            return
+            return None
         accepted = await transitions.await_retry(
             self.worker.client,
             self.flow_run,
             due=due,
-            now=utc_now(),
             message=decision.reason,
             job_variables=variables,
         )
         if not accepted or self.was_cancelled():
             await self._give_up_planned()
-            return
-        self.worker.wake_at(due, self.flow_run.id)
+            return None
+        if decision.resources != self.resources:
+            await transitions.show_job_variables(self.worker.client, self.flow_run.id, variables)
+        state: State[Any] = AwaitingRetry(scheduled_time=due)
+        return self.flow_run.model_copy(update={"job_variables": variables, "state": state})
+
+    async def _goes_on_here(self, decision: Retry) -> bool:
+        place, node = decision.place, self.worker.node.name
+        return (
+            decision.delay_seconds <= _IN_PLACE_SECONDS
+            and place.node in (None, node)
+            and node not in place.avoid_nodes
+            and await self.worker.may_go_on(self.flow_run)
+        )
 
     async def _move(self, decision: Retry, attempt: int, variables: dict[str, Any]) -> None:
         client = self.worker.client
@@ -303,3 +343,8 @@ class AttemptEnding:
 
 def _is_cancelled(run: FlowRun) -> bool:
     return run.state is not None and run.state.type in (StateType.CANCELLING, StateType.CANCELLED)
+
+
+def _due(flow_run: FlowRun) -> datetime:
+    due = None if flow_run.state is None else flow_run.state.state_details.scheduled_time
+    return utc_now() if due is None else due

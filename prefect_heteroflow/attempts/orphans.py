@@ -117,8 +117,8 @@ async def _schedule(
     worker: RetryingWorker, run: FlowRun, message: str, variables: dict[str, Any] | None = None
 ) -> None:
     now = utc_now()
-    kept = {**(run.job_variables or {}), **(variables or {})}
+    kept = {**transitions.job_variables_of(run), **(variables or {})}
     if await transitions.await_retry(
-        worker.client, run, due=now, now=now, message=message, job_variables=kept
+        worker.client, run, due=now, message=message, job_variables=kept
     ):
         worker.wake_at(now, run.id)
