@@ -182,6 +182,12 @@ class Api:
             raise AssertionError(f"POST {path}: {response.status_code} {response.text[:2000]}")
         return response.json()
 
+    def patch(self, path: str, body: Any) -> None:
+        """PATCH."""
+        response = self._sent("PATCH", path, body)
+        if response.is_error:
+            raise AssertionError(f"PATCH {path}: {response.status_code} {response.text[:2000]}")
+
     def create_pool(self, name: str, worker_type: str) -> None:
         """Create a pool as `prefect work-pool create --type` does."""
         from prefect.workers.base import BaseWorker
