@@ -28,6 +28,7 @@ from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.upkeep import Upkeep
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
+from prefect_heteroflow.core.routing import STARTS_CONTAINERS
 from prefect_heteroflow.core.user_rules import UserRule
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus
 from prefect_heteroflow.job_configuration import RetryConfiguration
@@ -300,16 +301,27 @@ class RetryingWorker(_Base):
         """Whether that node's worker was heard of lately."""
         return await self._known_presence.is_live(node_name)
 
+    def starts_containers(self, flow_run: FlowRun) -> bool | None:
+        """Whether attempts of that run need containers; `None` if nobody knows."""
+        pool = flow_run.work_pool_name
+        if pool in (None, self.work_pool.name):
+            return self.containers
+        return STARTS_CONTAINERS.get(self._known_presence.worker_type_of(pool) or "")
+
     async def configuration_for(self, flow_run: FlowRun) -> RetryConfiguration:
-        """What core would give to `run` for that run, read anew."""
-        configuration: RetryConfiguration = await self.job_configuration.resolve_for_flow_run(
+        """What core would give to `run` for that run, read anew; the run may be of any pool."""
+        kind: type[RetryConfiguration] = self.job_configuration
+        work_pool = self.work_pool
+        if flow_run.work_pool_name not in (None, work_pool.name):
+            kind = RetryConfiguration
+            work_pool = await self.client.read_work_pool(flow_run.work_pool_name)
+        return await kind.resolve_for_flow_run(
             flow_run,
             client=self.client,
-            work_pool=self.work_pool,
+            work_pool=work_pool,
             worker_name=self.name,
             worker_id=self.backend_id,
         )
-        return configuration
 
     async def may_go_on(self, flow_run: FlowRun) -> bool:
         """Whether its next attempt may follow here without asking the pool for a place.
@@ -395,13 +407,22 @@ class RetryingWorker(_Base):
         elif known.attempt != handle.plan.attempt:
             await self.discard_attempt(handle)
 
-    async def settle_lost(self, flow_run: FlowRun, history: tuple[Attempt, ...]) -> None:
-        """Settle an attempt of this node whose process is gone, as a lost node's."""
-        await self.end_left_attempt(flow_run.id)
+    async def settle_lost(
+        self, flow_run: FlowRun, history: tuple[Attempt, ...], *, because: str | None = None
+    ) -> None:
+        """Settle an attempt whose process is gone, or whose node is, as a lost one.
+
+        Args:
+            flow_run: The attempt's run, of any pool.
+            history: All attempts of the task, that one last.
+            because: How it is known; without it, it is one of this node.
+        """
+        if because is None:
+            await self.end_left_attempt(flow_run.id)
         life = AttemptLife(self, flow_run, await self.configuration_for(flow_run))
         self._lives[flow_run.id] = life
         try:
-            await life.settle_lost(history)
+            await life.settle_lost(history, because)
         except BaseException:
             self._forget(flow_run.id)
             raise

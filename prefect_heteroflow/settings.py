@@ -12,6 +12,8 @@ from typing import Any
 from prefect.settings.base import PrefectBaseSettings, build_settings_config
 from pydantic import Field
 
+from prefect_heteroflow.core.ranges import MAX_DELAY_SECONDS
+
 
 class HeteroflowSettings(PrefectBaseSettings):
     """Defaults of the retry policy and what a worker says of its node.
@@ -82,6 +84,17 @@ class HeteroflowSettings(PrefectBaseSettings):
     node_liveness_seconds: float = Field(
         default=90.0,
         description="A node whose worker was not heard of for so many seconds is not routed to.",
+    )
+
+    lost_contact_timeout: float = Field(
+        default=600.0,
+        gt=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description=(
+            "Seconds of unbroken silence after which an attempt counts as NodeLost. An outage of"
+            " the Prefect API or of the way to the Docker engine does not count."
+        ),
     )
     placement_grace_seconds: float = Field(
         default=30.0,

@@ -64,6 +64,8 @@ class AttemptEnd:
     engine_error: str | None = None
     lost: bool = False
     """Its container or process is gone and nobody can say how it ended."""
+    lost_because: str | None = None
+    """How that is known, as a sentence."""
 
     @property
     def killed_for_memory(self) -> bool:

@@ -67,6 +67,11 @@ class AttemptEnding:
     def _is_front(self) -> bool:
         return self.task_id == self.flow_run.id
 
+    @property
+    def _pool(self) -> str:
+        """Where it ran: another worker's pool if that one is lost."""
+        return self.row.pool or self.worker.node.pool
+
     async def completed(self) -> None:
         """It succeeded, and with it the task."""
         if self.is_plain_job:
@@ -169,7 +174,7 @@ class AttemptEnding:
         number = self.row.attempt + 1 if attempt is None else attempt
         due = utc_now() + timedelta(seconds=decision.delay_seconds)
         variables = self._job_variables(decision)
-        if decision.place.pool != self.worker.node.pool:
+        if decision.place.pool != self._pool:
             await self._move(decision, number, variables)
             return None
         accepted = await transitions.await_retry(
@@ -190,7 +195,8 @@ class AttemptEnding:
     async def _goes_on_here(self, decision: Retry) -> bool:
         place, node = decision.place, self.worker.node.name
         return (
-            decision.delay_seconds <= _IN_PLACE_SECONDS
+            self.row.node == node
+            and decision.delay_seconds <= _IN_PLACE_SECONDS
             and place.node in (None, node)
             and node not in place.avoid_nodes
             and await self.worker.may_go_on(self.flow_run)
@@ -302,7 +308,7 @@ class AttemptEnding:
         return dataclasses.replace(self._failed_row(diagnosis, decision), ended_task=True)
 
     def _next_row(self, decision: Retry) -> Attempt:
-        stays = decision.place.pool == self.worker.node.pool
+        stays = decision.place.pool == self._pool
         return Attempt(
             attempt=self.row.attempt + 1,
             flow_run_id=str(self.flow_run.id) if stays else "",
@@ -336,8 +342,8 @@ class AttemptEnding:
             failure=diagnosis.failure.value,
             rule=diagnosis.rule,
             verdict=verdict,
-            node=self.worker.node.name,
-            pool=self.worker.node.pool,
+            node=self.row.node or self.worker.node.name,
+            pool=self._pool,
         )
 
 

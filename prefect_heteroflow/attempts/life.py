@@ -159,8 +159,13 @@ class AttemptLife:
         """Number of the attempt, 1 for the first."""
         return self._row.attempt
 
-    async def settle_lost(self, history: tuple[Attempt, ...]) -> None:
-        """Decide about an attempt of this node whose process is gone and whose end nobody saw."""
+    async def settle_lost(self, history: tuple[Attempt, ...], because: str | None) -> None:
+        """Decide about an attempt whose process is gone and whose end nobody saw.
+
+        Args:
+            history: All attempts of the task, that one last.
+            because: How it is known, if there is more to say than that.
+        """
         *earlier, self._row = history
         self._history = tuple(earlier)
         try:
@@ -170,7 +175,9 @@ class AttemptLife:
         self._resources = dataclasses.replace(
             self._values.resources, memory_mb=self._row.memory_mb or DEFAULT_MEMORY_MB
         )
-        self._following = await self._settling().ended(AttemptEnd(lost=True), None)
+        self._following = await self._settling().ended(
+            AttemptEnd(lost=True, lost_because=because), None
+        )
 
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
@@ -399,6 +406,7 @@ class AttemptLife:
             resources=self._resources,
             gpu_memory_mb=self._gpu_memory_mb(),
             is_plain_job=self._configuration.is_plain_job,
+            containers=self._worker.starts_containers(self.flow_run),
             scanner=self._scanner,
             logger=self._logger,
             was_cancelled=lambda: self.cancel_requested,

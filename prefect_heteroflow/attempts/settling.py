@@ -49,6 +49,8 @@ class AttemptSettling:
     gpu_memory_mb: int | None
     """Memory of its smallest GPU, MiB."""
     is_plain_job: bool
+    containers: bool | None
+    """Whether it needs a container."""
     scanner: FailureScanner
     logger: logging.LoggerAdapter[Any]
     was_cancelled: Callable[[], bool]
@@ -177,14 +179,14 @@ class AttemptSettling:
                 diagnosis,
                 policy=self.values.policy,
                 resources=self.resources,
-                pool=self.worker.node.pool,
-                node=self.worker.node.name,
+                pool=self.row.pool or self.worker.node.pool,
+                node=self.row.node,
                 history=current_series(self.history),
                 cluster=await self.worker.read_cluster(fresh=fresh),
                 jitter_fraction=random.random(),
                 never_started=never_started,
                 gpu_memory_mb=self.gpu_memory_mb,
-                containers=self.worker.containers,
+                containers=self.containers,
             )
             # "It fits nowhere" must not rest on what was known a moment ago.
             if isinstance(decision, Retry) or diagnosis.failure.group is not FailureGroup.ESCALATE:

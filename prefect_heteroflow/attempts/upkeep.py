@@ -15,6 +15,7 @@ from prefect.events import Event
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import settle_orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.orchestration import run_events, transitions
@@ -36,6 +37,7 @@ class Upkeep:
         self._worker = worker
         self._wakeups = wakeups
         self._logger = logger
+        self._lost_contact = LostContact(worker, logger)
         self._scope = anyio.CancelScope()
 
     def stop(self) -> None:
@@ -71,6 +73,7 @@ class Upkeep:
     async def _reconcile(self) -> None:
         if self._worker.is_set_up:
             await reconcile(self._worker)
+            await self._lost_contact.look()
 
     async def _on_event(self, event: Event) -> None:
         worker = self._worker

@@ -141,6 +141,11 @@ class NodePresence:
         self._cluster = (now, cluster)
         return cluster
 
+    def worker_type_of(self, pool: str) -> str | None:
+        """Worker type of a pool, as far as the last read of the cluster told."""
+        pools = () if self._cluster is None else self._cluster[1].pools
+        return next((known.worker_type for known in pools if known.name == pool), None)
+
     def _with_this_node(self, cluster: Cluster) -> Cluster:
         # A busy API may not have taken our heartbeats for a while; we know that we are here.
         nodes = [
