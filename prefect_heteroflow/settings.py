@@ -12,6 +12,7 @@ from typing import Any
 from prefect.settings.base import PrefectBaseSettings, build_settings_config
 from pydantic import Field
 
+from prefect_heteroflow.core.breaker import MAX_RESTARTS, UNLIMITED, BreakerPolicy
 from prefect_heteroflow.core.ranges import MAX_DELAY_SECONDS
 
 
@@ -86,6 +87,46 @@ class HeteroflowSettings(PrefectBaseSettings):
         description="A node whose worker was not heard of for so many seconds is not routed to.",
     )
 
+    placement_grace_seconds: float = Field(
+        default=30.0,
+        description=(
+            "Seconds for which the other nodes of a pool leave a retry to the node that it prefers."
+        ),
+    )
+    cancel_grace_seconds: float = Field(
+        default=30.0, description="Seconds between SIGTERM and SIGKILL when a run is cancelled."
+    )
+    breaker_max_restarts: int = Field(
+        default=2,
+        ge=UNLIMITED,
+        le=MAX_RESTARTS,
+        description=(
+            "Restarts of one deployment for one failure class within breaker_window; one more"
+            " opens its circuit breaker. -1 is off."
+        ),
+    )
+    breaker_window: float = Field(
+        default=600.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds over which restarts are counted.",
+    )
+    breaker_cooldown: float = Field(
+        default=300.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds after which an open breaker lets one run through as a trial.",
+    )
+    breaker_trial_timeout: float = Field(
+        default=600.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds after which a trial that has not ended gives way to another.",
+    )
+
     lost_contact_timeout: float = Field(
         default=600.0,
         gt=0,
@@ -96,12 +137,22 @@ class HeteroflowSettings(PrefectBaseSettings):
             " the Prefect API or of the way to the Docker engine does not count."
         ),
     )
-    placement_grace_seconds: float = Field(
-        default=30.0,
+
+    no_progress_limit: int = Field(
+        default=3,
+        ge=0,
         description=(
-            "Seconds for which the other nodes of a pool leave a retry to the node that it prefers."
+            "Attempts in a row that may end at the same point of their progress before the run is"
+            " stopped; 0 is off."
         ),
     )
-    cancel_grace_seconds: float = Field(
-        default=30.0, description="Seconds between SIGTERM and SIGKILL when a run is cancelled."
-    )
+
+    @property
+    def breaker_policy(self) -> BreakerPolicy:
+        """The breaker's settings as `core` takes them."""
+        return BreakerPolicy(
+            max_restarts=self.breaker_max_restarts,
+            window_seconds=self.breaker_window,
+            cooldown_seconds=self.breaker_cooldown,
+            trial_timeout_seconds=self.breaker_trial_timeout,
+        )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prefect_heteroflow.core.resources import Gpu, Node
     from prefect_heteroflow.orchestration.node_values import NodeRecord
     from prefect_heteroflow.orchestration.nodes import Registry
+    from prefect_heteroflow.settings import HeteroflowSettings
 
 nodes_app = typer.Typer(help="Show the nodes, and keep one out of use.", no_args_is_help=False)
 
@@ -128,12 +129,21 @@ def liveness_seconds() -> float:
     Raises:
         CommandError: Some setting of the package cannot be read; names it.
     """
+    return read_settings().node_liveness_seconds
+
+
+def read_settings() -> HeteroflowSettings:
+    """The package's settings.
+
+    Raises:
+        CommandError: Some setting of the package cannot be read; names it.
+    """
     from pydantic import ValidationError
 
     from prefect_heteroflow.settings import HeteroflowSettings
 
     try:
-        return HeteroflowSettings().node_liveness_seconds
+        return HeteroflowSettings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])

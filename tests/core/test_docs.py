@@ -28,6 +28,7 @@ from prefect_heteroflow.environment import (
 )
 from prefect_heteroflow.job_configuration import RetryVariables
 from prefect_heteroflow.orchestration.attempt_events import ATTEMPT_FAILED_EVENT
+from prefect_heteroflow.orchestration.breaker_events import BREAKER_EVENTS
 from prefect_heteroflow.settings import HeteroflowSettings
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +151,8 @@ def test_fields_of_the_current_attempt_are_all_there() -> None:
 
 def test_event_and_its_labels_are_those_that_are_emitted() -> None:
     """Automations match these texts."""
-    assert f"`{ATTEMPT_FAILED_EVENT}`" in README
+    for event in (ATTEMPT_FAILED_EVENT, *BREAKER_EVENTS.values()):
+        assert f"`{event}`" in README
 
 
 def test_json_of_retries_has_the_fields_of_the_example() -> None:

@@ -27,7 +27,7 @@ def status_error(status: int, text: str) -> httpx.HTTPStatusError:
 def test_help_names_every_command() -> None:
     """Whoever types `heteroflow` finds them all."""
     output = CliRunner().invoke(app, ["--help"]).stdout
-    for command in ("submit", "retries", "nodes", "pool", "diagnose", "rules"):
+    for command in ("submit", "retries", "nodes", "pool", "breaker", "diagnose", "rules"):
         assert f" {command} " in output
 
 

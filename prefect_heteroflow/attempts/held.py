@@ -1,0 +1,120 @@
+"""What becomes of runs that a circuit breaker holds: released, approved or refused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from prefect.client.schemas.objects import FlowRun
+
+from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.core.breaker import (
+    Admitted,
+    Breaker,
+    BreakerPolicy,
+    admit,
+)
+from prefect_heteroflow.orchestration import approval, transitions
+from prefect_heteroflow.orchestration.breaker_store import (
+    admit_retry,
+    note_approval,
+    read_breakers,
+)
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+__all__ = ["approve_resumed", "close_refused", "release_held"]
+
+_REFUSED = "Cancelled by a user while it waited for approval; nothing is retried."
+
+
+async def release_held(
+    client: PrefectClient, *, policy: BreakerPolicy, now: datetime
+) -> list[FlowRun]:
+    """Let held runs go on whose breakers have closed, and one as the trial of each that is due.
+
+    Every worker calls this now and then; several at once do it once.
+
+    Returns:
+        The runs that go on.
+
+    Raises:
+        BreakerBusy: Too many workers at once; the next call goes on.
+        httpx.HTTPError: The API failed.
+    """
+    held = await approval.read_held(client)
+    if not held:
+        return []
+    known = {record.key: record.breaker for record in await read_breakers(client)}
+    released = []
+    for run in held:
+        hold = approval.hold_of(run)
+        # One look at what was read already: most of them still have to wait.
+        if hold is not None and not _could_pass(hold, known, policy, now):
+            continue
+        if hold is not None:
+            answer = await admit_retry(
+                client, hold.keys, holder=hold.holder, policy=policy, now=now, waited=True
+            )
+            known = {record.key: record.breaker for record in await read_breakers(client)}
+            if not isinstance(answer, Admitted):
+                continue
+        # A run without a readable label would wait for ever: it goes on.
+        if await approval.approve_run(client, run):
+            await approval.write_hold(client, run, None)
+            released.append(run)
+    return released
+
+
+def _could_pass(
+    hold: approval.Hold, known: dict[str, Breaker], policy: BreakerPolicy, now: datetime
+) -> bool:
+    answers = (
+        admit(
+            known.get(key, Breaker()),
+            policy,
+            holder=hold.holder,
+            now=now.timestamp(),
+            waited=True,
+        )[1]
+        for key in hold.keys
+    )
+    return all(isinstance(answer, Admitted) for answer in answers)
+
+
+async def approve_resumed(
+    client: PrefectClient, flow_run: FlowRun, *, policy: BreakerPolicy, now: datetime
+) -> bool:
+    """Note that a person pressed Resume; for a worker that is about to start the run.
+
+    Its attempt becomes the breakers' trial, so that its end closes them or opens them again.
+
+    Returns:
+        Whether the run had been held until then.
+
+    Raises:
+        BreakerBusy: Too many workers at once; call it again.
+        httpx.HTTPError: The API failed.
+    """
+    hold = approval.hold_of(flow_run)
+    if hold is None or not approval.was_resumed(flow_run):
+        return False
+    await note_approval(client, hold.keys, holder=hold.holder, policy=policy, now=now)
+    await approval.write_hold(client, flow_run, None)
+    return True
+
+
+async def close_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]:
+    """Close the history of runs that were cancelled while they waited.
+
+    Every worker calls this now and then; each step is safe to repeat.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    refused = await approval.read_refused(client, now=now)
+    for run in refused:
+        await close_cancelled(client, transitions.task_id_of(run), _REFUSED, run.id)
+        await approval.write_hold(client, run, None)
+    return refused

@@ -1,0 +1,257 @@
+"""Held runs on a real server: what Resume and Cancel of the UI do to them, and what releases them.
+
+The first half pins what we rely on of Prefect's server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import anyio.to_thread
+import pytest
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling, Completed, Running
+
+from prefect_heteroflow.attempts.held import approve_resumed, close_refused, release_held
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.breaker import Admitted, BreakerPolicy, Held, Verdict, deployment_key
+from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.orchestration import approval, transitions
+from prefect_heteroflow.orchestration.approval import Hold, await_approval, waiting_message
+from prefect_heteroflow.orchestration.breaker_store import admit_retry, note_outcome
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import write_attempts
+from tests.support.prefect_server import PrefectServer
+from tests.support.workers import Api, Worker
+
+POOL = "approval"
+POLICY = BreakerPolicy()
+
+
+@pytest.fixture(scope="module")
+def deployment(api: Api) -> str:
+    api.create_pool(POOL, "heteroflow-process")
+    return api.deploy("host_oom", POOL, name="approval")
+
+
+@pytest.fixture
+async def client(server: PrefectServer) -> AsyncIterator[PrefectClient]:
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        async with get_client() as found:
+            yield found
+
+
+@pytest.fixture
+def key() -> str:
+    """A breaker of this test alone."""
+    return deployment_key(str(uuid4()), FailureClass.PROCESS_CRASHED)
+
+
+async def held_run(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> tuple[FlowRun, str]:
+    """A run whose first attempt failed and whose second is held; with the second's holder."""
+    run_id = UUID(api.submit(deployment, {"need_mb": 1}, {"memory_mb": 256}))
+    await client.set_flow_run_state(run_id, Running(), force=True)
+    holder = f"{run_id}:2"
+    rows = [
+        Attempt(attempt=1, flow_run_id=str(run_id), status=AttemptStatus.FAILED, pool=POOL),
+        Attempt(attempt=2, flow_run_id=str(run_id), status=AttemptStatus.SCHEDULED, pool=POOL),
+    ]
+    await write_attempts(client, run_id, rows, summary=False)
+    assert await await_approval(
+        client,
+        await client.read_flow_run(run_id),
+        hold=Hold(holder=holder, keys=(key,)),
+        message=waiting_message("More than 2 restarts.", [key]),
+        job_variables={"memory_mb": 512},
+        now=utc_now(),
+    )
+    return await client.read_flow_run(run_id), holder
+
+
+async def opened(client: PrefectClient, key: str, *, cooled: bool = False) -> None:
+    """Open a breaker now, or so long ago that a trial is due."""
+    at = utc_now() - timedelta(seconds=POLICY.cooldown_seconds + 1 if cooled else 0)
+    for holder in ("a", "b", "c"):
+        await admit_retry(client, [key], holder=holder, policy=POLICY, now=at)
+
+
+async def state_of(client: PrefectClient, run: FlowRun) -> State:
+    state = (await client.read_flow_run(run.id)).state
+    assert state is not None
+    return state
+
+
+async def test_held_run_is_paused_with_the_reason_and_nothing_expires_it(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    run, _ = await held_run(api, client, deployment, key)
+    state = await state_of(client, run)
+    assert (state.type, state.name) == (StateType.PAUSED, "AwaitingApproval")
+    assert state.message == (
+        f"Not restarted, held by the circuit breaker {key}. More than 2 restarts. Resume lets it go"
+        " on once; Cancel ends it; `heteroflow breaker ls` shows the breakers."
+    )
+    assert state.state_details.pause_timeout is None
+    assert run.job_variables == {"memory_mb": 512}
+
+
+async def test_resume_of_the_ui_schedules_the_run_and_a_worker_takes_it(
+    server: PrefectServer,
+    api: Api,
+    client: PrefectClient,
+    deployment: str,
+    key: str,
+    tmp_path: Path,
+) -> None:
+    """With the job variables of the attempt that waited; before that no worker touches it."""
+    run, _ = await held_run(api, client, deployment, key)
+    with Worker(server, tmp_path, pool=POOL, node="approval-node", memory_mb=4096):
+        assert api.run(str(run.id))["state"]["name"] == "AwaitingApproval"
+        answer = api.post(f"/flow_runs/{run.id}/resume", None)
+        assert answer["status"] == "ACCEPT"
+        end = await anyio.to_thread.run_sync(api.wait_end, str(run.id))
+    assert end.name == "Completed"
+    states = [(state.type, state.name) for state in api.states(str(run.id))]
+    held_at = states.index(("PAUSED", "AwaitingApproval"))
+    assert states[held_at + 1] == ("SCHEDULED", "Resuming")
+    assert [(row["attempt"], row["memory_mb"]) for row in api.rows(str(run.id))][-1] == (2, 512)
+
+
+async def test_cancel_of_the_ui_ends_a_held_run_at_once_and_its_history_is_closed(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """No worker hears a `Cancelling`: the server says `Cancelled` itself."""
+    run, _ = await held_run(api, client, deployment, key)
+    api.cancel(str(run.id))
+    assert (await state_of(client, run)).type is StateType.CANCELLED
+    assert run.id in [it.id for it in await close_refused(client, now=utc_now())]
+    last = api.rows(str(run.id))[-1]
+    assert (last["status"], last["decision"]) == (
+        "cancelled",
+        "Cancelled by a user while it waited for approval; nothing is retried.",
+    )
+    assert await close_refused(client, now=utc_now()) == []
+    assert [state.name for state in api.states(str(run.id)) if state.is_final] == ["Cancelled"]
+
+
+async def test_run_that_was_not_held_is_not_taken_for_a_refusal(
+    api: Api, client: PrefectClient, deployment: str
+) -> None:
+    run_id = api.submit(deployment, {"need_mb": 1})
+    api.cancel(run_id)
+    assert await close_refused(client, now=utc_now()) == []
+
+
+@pytest.mark.parametrize("end", [Completed, Cancelling], ids=["completed", "cancelling"])
+async def test_run_that_has_ended_or_is_cancelled_is_not_held(
+    api: Api, client: PrefectClient, deployment: str, key: str, end: Callable[[], State]
+) -> None:
+    run_id = UUID(api.submit(deployment, {"need_mb": 1}))
+    await client.set_flow_run_state(run_id, Running(), force=True)
+    await client.set_flow_run_state(run_id, end(), force=True)
+    assert not await await_approval(
+        client,
+        await client.read_flow_run(run_id),
+        hold=Hold(holder=f"{run_id}:2", keys=(key,)),
+        message="held",
+        job_variables={},
+        now=utc_now(),
+    )
+    assert not approval.is_held(await client.read_flow_run(run_id))
+
+
+async def test_cancel_of_the_very_moment_of_the_pause_wins(
+    api: Api, client: PrefectClient, deployment: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is forced, so it would bring a cancelled run back."""
+    run_id = UUID(api.submit(deployment, {"need_mb": 1}))
+    await client.set_flow_run_state(run_id, Running(), force=True)
+    patch = PrefectClient.update_flow_run
+
+    async def patch_and_cancel(self: PrefectClient, *args: object, **values: object) -> object:
+        result = await patch(self, *args, **values)  # type: ignore[arg-type]
+        api.cancel(str(run_id))
+        return result
+
+    monkeypatch.setattr(PrefectClient, "update_flow_run", patch_and_cancel)
+    assert not await await_approval(
+        client,
+        await client.read_flow_run(run_id),
+        hold=Hold(holder=f"{run_id}:2", keys=(key,)),
+        message="held",
+        job_variables={},
+        now=utc_now(),
+    )
+    state = (await client.read_flow_run(run_id)).state
+    assert state is not None
+    assert state.type is StateType.CANCELLED
+
+
+async def test_open_breaker_keeps_its_runs_and_lets_one_go_as_its_trial(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    hot, cooled = key, f"{key}Cooled"
+    await opened(client, hot)
+    await opened(client, cooled, cooled=True)
+    waiting = [(await held_run(api, client, deployment, hot))[0] for _ in range(2)]
+    due = [(await held_run(api, client, deployment, cooled))[0] for _ in range(2)]
+    released = await release_held(client, policy=POLICY, now=utc_now())
+    ours = {run.id for run in [*waiting, *due]}
+    assert [run.id for run in released if run.id in ours] == [due[0].id]
+    assert await release_held(client, policy=POLICY, now=utc_now()) == []
+    assert approval.hold_of(await client.read_flow_run(due[0].id)) is None
+
+
+async def test_breaker_that_closed_lets_all_of_its_runs_go_and_stays_closed(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    await opened(client, key, cooled=True)
+    runs = [(await held_run(api, client, deployment, key)) for _ in range(4)]
+    trial_holder = runs[0][1]
+    assert len(await release_held(client, policy=POLICY, now=utc_now())) == 1
+    await note_outcome(client, holder=trial_holder, verdict=Verdict.SUCCEEDED, now=utc_now())
+    assert len(await release_held(client, policy=POLICY, now=utc_now())) == 3
+    answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
+    assert isinstance(answer, Admitted)
+
+
+async def test_run_that_a_person_resumed_is_the_trial_of_its_breaker(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    await opened(client, key)
+    run, holder = await held_run(api, client, deployment, key)
+    assert not await approve_resumed(client, run, policy=POLICY, now=utc_now())
+    assert await approval.approve_run(client, run)
+    resumed = await client.read_flow_run(run.id)
+    assert await approve_resumed(client, resumed, policy=POLICY, now=utc_now())
+    answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
+    assert isinstance(answer, Held)
+    assert "One trial is under way." in answer.reason
+    assert await note_outcome(client, holder=holder, verdict=Verdict.SUCCEEDED, now=utc_now()) == (
+        key,
+    )
+
+
+async def test_front_run_whose_attempt_was_on_another_pool_can_be_held(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """From `Escalated`, as from `Running`."""
+    run_id = UUID(api.submit(deployment, {"need_mb": 1}))
+    await client.set_flow_run_state(run_id, Running(), force=True)
+    await transitions.escalate(client, run_id, "moved")
+    assert await await_approval(
+        client,
+        await client.read_flow_run(run_id),
+        hold=Hold(holder=f"{run_id}:2", keys=(key,)),
+        message="held",
+        job_variables={"memory_mb": 512},
+        now=utc_now(),
+    )
+    assert approval.is_held(await client.read_flow_run(run_id))
