@@ -13,7 +13,9 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry
 
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.restarts import ask_breakers, tell_breakers
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
+from prefect_heteroflow.core.breaker import Verdict
 from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.policy import (
@@ -27,7 +29,7 @@ from prefect_heteroflow.core.policy import (
 )
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.routing import Route
-from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration import approval, transitions
 from prefect_heteroflow.orchestration.attempt_events import emit_attempt_event
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import write_attempts
@@ -61,6 +63,8 @@ class AttemptEnding:
     resources: Resources
     policy: RetryPolicy
     is_plain_job: bool
+    job: str | None
+    """Tells it apart from other jobs of its deployment."""
     was_cancelled: Callable[[], bool]
 
     @property
@@ -83,6 +87,7 @@ class AttemptEnding:
         await self._write(
             dataclasses.replace(self.row, status=AttemptStatus.COMPLETED, ended_task=True)
         )
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.SUCCEEDED)
         await self._hand_over()
 
     async def cancelled(self) -> None:
@@ -96,6 +101,7 @@ class AttemptEnding:
             ended=self.row.ended or utc_now().isoformat(),
         )
         await self._write(row)
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.NONE)
         await transitions.cancel_for_good(
             self.worker.client, self.flow_run.id, "Cancelled by a user; nothing is retried."
         )
@@ -122,6 +128,7 @@ class AttemptEnding:
         message = None if state is None else state.message
         await self._write(self._last_row(diagnosis, f"Stopped: {message}"), failed=True)
         self._emit(diagnosis, "stop")
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
         await self._hand_over()
 
     async def decided(self, diagnosis: Diagnosis, decision: Decision) -> NextAttempt | None:
@@ -137,12 +144,16 @@ class AttemptEnding:
             row = dataclasses.replace(row, ending=decision.ending.value)
             await self._write(row, failed=True)
             self._emit(diagnosis, "stop")
+            await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
             message = message_with_line(decision.reason, diagnosis)
             await self._stop(Stop(ending=decision.ending, reason=message))
             return None
         failed = self._failed_row(diagnosis, decision.reason)
         await self._write(failed, self._next_row(decision))
         self._emit(diagnosis, "retry")
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
+        if await self._is_held(diagnosis, decision):
+            return None
         scheduled = await self._retry(decision)
         if scheduled is None:
             return None
@@ -191,6 +202,41 @@ class AttemptEnding:
             await transitions.show_job_variables(self.worker.client, self.flow_run.id, variables)
         state: State[Any] = AwaitingRetry(scheduled_time=due)
         return self.flow_run.model_copy(update={"job_variables": variables, "state": state})
+
+    async def _is_held(self, diagnosis: Diagnosis, decision: Retry) -> bool:
+        """Whether a circuit breaker is open: then the run waits for a person, or for its trial."""
+        waiting = await ask_breakers(
+            self.worker,
+            flow_run=self.flow_run,
+            task_id=self.task_id,
+            row=self.row,
+            resources=self.resources,
+            diagnosis=diagnosis,
+            decision=decision,
+            job=self.job,
+        )
+        if waiting is None:
+            return False
+        self.worker.get_flow_run_logger(self.flow_run).warning("%s", waiting.message)
+        client, run, variables = self.worker.client, self.flow_run, self._job_variables(decision)
+        if decision.place.pool != self._pool and not self._is_front:
+            # Its planned attempt is on another pool: the front run waits, and creates it.
+            run = await client.read_flow_run(self.task_id)
+            variables = dict(run.job_variables or {})
+        parked = await approval.await_approval(
+            client,
+            run,
+            hold=waiting.hold,
+            message=waiting.message,
+            job_variables=variables,
+            now=utc_now(),
+        )
+        if not parked or self.was_cancelled():
+            await self._give_up_planned()
+        elif run.id != self.flow_run.id:
+            ended = transitions.ended_state(transitions.ATTEMPT_FAILED, waiting.message)
+            await transitions.finish(client, self.flow_run.id, ended, force=True)
+        return True
 
     async def _goes_on_here(self, decision: Retry) -> bool:
         place, node = decision.place, self.worker.node.name

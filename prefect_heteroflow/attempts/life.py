@@ -23,6 +23,7 @@ from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
 from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
 from prefect_heteroflow.attempts.ending import NextAttempt
 from prefect_heteroflow.attempts.orphans import go_on_after
+from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
 from prefect_heteroflow.attempts.settling import AttemptSettling
 from prefect_heteroflow.attempts.standing import read_standing
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
@@ -209,6 +210,7 @@ class AttemptLife:
             return False
         self._history = standing
         self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
+        await note_resumed(self._worker, self.flow_run)
         return await self._accept_values()
 
     async def _accept_values(self) -> bool:
@@ -406,6 +408,7 @@ class AttemptLife:
             resources=self._resources,
             gpu_memory_mb=self._gpu_memory_mb(),
             is_plain_job=self._configuration.is_plain_job,
+            job=job_digest(self._configuration),
             containers=self._worker.starts_containers(self.flow_run),
             scanner=self._scanner,
             logger=self._logger,

@@ -49,6 +49,8 @@ class AttemptSettling:
     gpu_memory_mb: int | None
     """Memory of its smallest GPU, MiB."""
     is_plain_job: bool
+    job: str | None
+    """See `restarts.job_digest`."""
     containers: bool | None
     """Whether it needs a container."""
     scanner: FailureScanner
@@ -93,6 +95,7 @@ class AttemptSettling:
             resources=self.resources,
             policy=self.values.policy,
             is_plain_job=self.is_plain_job,
+            job=self.job,
             was_cancelled=self.was_cancelled,
         )
 

@@ -15,10 +15,12 @@ from prefect.events import Event
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import settle_orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.orchestration import run_events, transitions
+from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.wakeups import Wakeups
 
@@ -74,6 +76,16 @@ class Upkeep:
         if self._worker.is_set_up:
             await reconcile(self._worker)
             await self._lost_contact.look()
+            await self._see_to_held()
+
+    async def _see_to_held(self) -> None:
+        """Runs that wait for approval: released when their breaker lets them, closed if refused."""
+        client, policy = self._worker.client, self._worker.heteroflow_settings.breaker_policy
+        try:
+            await release_held(client, policy=policy, now=utc_now())
+        except BreakerBusy as error:
+            self._logger.debug("%s", error)
+        await close_refused(client, now=utc_now())
 
     async def _on_event(self, event: Event) -> None:
         worker = self._worker

@@ -58,12 +58,14 @@ class Worker:
         if limit is not None:
             self._command += ["--limit", str(limit)]
         prefix = "PREFECT_INTEGRATIONS_HETEROFLOW_NODE_"
-        extra = {f"{prefix}NAME": node, "PYTHONUNBUFFERED": "1"}
+        # Tests share deployments, and so their breakers; the tests of breakers turn them on.
+        off = "PREFECT_INTEGRATIONS_HETEROFLOW_BREAKER_MAX_RESTARTS"
+        extra = {f"{prefix}NAME": node, "PYTHONUNBUFFERED": "1", off: "-1"}
         if memory_mb is not None:
             extra[f"{prefix}MEMORY_MB"] = str(memory_mb)
         if gpus is not None:
             extra[f"{prefix}GPUS"] = gpus
-        self._env = server.env(**extra, **(settings or {}))
+        self._env = server.env(**{**extra, **(settings or {})})
         self._process: subprocess.Popen[bytes] | None = None
         self._position = 0
 
