@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,13 +81,11 @@ def uncordon(
 
 
 async def _cordon(name: str, reason: str) -> None:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.clock import utc_now
     from prefect_heteroflow.orchestration.nodes import cordon_node, read_registry
 
     now = utc_now()
-    async with get_client() as client:
+    async with api_client() as client:
         registry = await read_registry(client, now=now, liveness_seconds=0)
         known = [record.node.name for record in registry.nodes]
         if name not in known:
@@ -97,11 +95,9 @@ async def _cordon(name: str, reason: str) -> None:
 
 
 async def _uncordon(name: str) -> bool:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.nodes import uncordon_node
 
-    async with get_client() as client:
+    async with api_client() as client:
         return await uncordon_node(client, name)
 
 
@@ -114,11 +110,9 @@ def load_registry(now: datetime) -> Registry:
 
 
 async def _read(now: datetime, liveness: float) -> Registry:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.nodes import read_registry
 
-    async with get_client() as client:
+    async with api_client() as client:
         return await read_registry(client, now=now, liveness_seconds=liveness)
 
 

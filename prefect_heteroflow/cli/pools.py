@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
 from prefect_heteroflow.cli.nodes import liveness_seconds, load_registry
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ def list_pools(
 async def _tag(
     name: str, memory_mb: int | None, gpu_memory_mb: int | None, gpu_count: int | None
 ) -> Pool:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, tag_pool
 
     if memory_mb is None and gpu_memory_mb is None and gpu_count is None:
@@ -121,7 +119,7 @@ async def _tag(
             exit_code=EXIT_REFUSED,
         )
     liveness = liveness_seconds()
-    async with get_client() as client:
+    async with api_client() as client:
         try:
             return await tag_pool(
                 client,
@@ -136,12 +134,10 @@ async def _tag(
 
 
 async def _untag(name: str) -> bool:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, untag_pool
 
     liveness = liveness_seconds()
-    async with get_client() as client:
+    async with api_client() as client:
         try:
             return await untag_pool(client, name, liveness_seconds=liveness)
         except PoolNotFound as error:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import CommandError, api_client, api_errors
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -58,12 +58,10 @@ def retries(
 
 
 async def _load(run: str) -> tuple[FlowRun, list[Attempt]]:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.history import read_attempts
     from prefect_heteroflow.orchestration.transitions import task_id_of
 
-    async with get_client() as client:
+    async with api_client() as client:
         found = await find_run(client, run)
         return found, await read_attempts(client, task_id_of(found))
 

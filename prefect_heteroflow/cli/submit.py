@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import api_errors
+from prefect_heteroflow.cli.api_errors import api_client, api_errors
 
 if TYPE_CHECKING:
     from prefect_heteroflow.cli.submission import JobRequest, Submitted
@@ -113,14 +113,12 @@ def submit(
 
 
 def _create(request: JobRequest) -> Submitted:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.cli.submission import check_request, submit_job
 
     checked = check_request(request)
 
     async def create() -> Submitted:
-        async with get_client() as client:
+        async with api_client() as client:
             return await submit_job(client, checked)
 
     return asyncio.run(create())

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from prefect_heteroflow.cli.api_errors import api_client
 from prefect_heteroflow.cli.attempt_table import STATUS_STYLE, attempt_table
 from prefect_heteroflow.orchestration.history import read_attempts
 
@@ -46,7 +46,7 @@ async def watch_run(run_id: UUID, console: Console | None = None) -> View:
     standard error, so that standard output stays free for `--json`.
     """
     console = console or Console(stderr=True)
-    async with get_client() as client:
+    async with api_client() as client:
         if console.is_terminal:
             return await _watch_live(client, run_id, console)
         return await _watch_lines(client, run_id, console)

@@ -162,29 +162,27 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nodes"],
-        ["nodes", "--json"],
-        ["nodes", "cordon", "n"],
-        ["nodes", "uncordon", "n"],
-        ["pool", "ls"],
-        ["pool", "tag", "p", "--memory-mb", "1"],
-        ["pool", "untag", "p"],
-    ],
-)
-@pytest.mark.parametrize("url_is_set", [True, False])
-def test_unreachable_api_is_one_line_and_exit_1(arguments: list[str], url_is_set: bool) -> None:
+COMMANDS = [
+    ["nodes"],
+    ["nodes", "--json"],
+    ["nodes", "cordon", "n"],
+    ["nodes", "uncordon", "n"],
+    ["pool", "ls"],
+    ["pool", "tag", "p", "--memory-mb", "1"],
+    ["pool", "untag", "p"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_unreachable_api_is_one_line_and_exit_1(arguments: list[str]) -> None:
     """What was tried and what to do."""
-    url = f"http://127.0.0.1:{free_port()}/api" if url_is_set else None
+    url = f"http://127.0.0.1:{free_port()}/api"
     with temporary_settings({PREFECT_API_URL: url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}):
         result = run_command(*arguments)
     assert result.exit_code == 1
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("Error: The Prefect API at ")
-    assert (url or "PREFECT_API_URL is not set") in result.stderr
+    assert result.stderr.startswith(f"Error: The Prefect API at {url} cannot be reached ")
     assert "prefect server start" in result.stderr
 
 
