@@ -46,15 +46,16 @@ def retries(
     if as_json:
         typer.echo(json.dumps(retries_report(str(task_id_of(found)), attempts)))
         return
-    from rich.console import Console
+    from rich.text import Text
 
-    from prefect_heteroflow.cli.attempt_table import attempt_table
+    from prefect_heteroflow.cli.attempt_table import attempt_parts
+    from prefect_heteroflow.cli.fitting_table import show
 
     title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
     if not attempts:
         typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.")
         return
-    Console().print(attempt_table(attempts, title=title))
+    show(Text(title, style="bold"), *attempt_parts(attempts))
 
 
 async def _load(run: str) -> tuple[FlowRun, list[Attempt]]:
