@@ -69,7 +69,7 @@ def submit(
     ] = "container-job/container-job",
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show the attempts until the run has ended.")
+        bool, typer.Option("--watch", help="Show the attempts and the log until the run has ended.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for scripts on standard output.")
@@ -105,7 +105,7 @@ def submit(
     url = _url(submitted)
     if not as_json:
         _tell(submitted, deployment, url)
-    view = _watch(submitted) if watch else None
+    view = _watch(submitted, as_json=as_json) if watch else None
     if as_json:
         typer.echo(json.dumps(_report(submitted, deployment, url, view)))
     if view is not None and not view.completed:
@@ -124,12 +124,12 @@ def _create(request: JobRequest) -> Submitted:
     return asyncio.run(create())
 
 
-def _watch(submitted: Submitted) -> View:
+def _watch(submitted: Submitted, *, as_json: bool) -> View:
     from prefect_heteroflow.cli.watching import watch_run
 
     run = submitted.flow_run
     try:
-        return asyncio.run(watch_run(run.id))
+        return asyncio.run(watch_run(run.id, output_on_stderr=as_json))
     except KeyboardInterrupt:
         typer.echo(
             f"\nStopped watching; the run goes on. See it with `heteroflow retries {run.id}`, end"
