@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefect_heteroflow.cli.fitting_table import Column, FittingTable
+from prefect_heteroflow.core.endings import what_followed
 
 if TYPE_CHECKING:
     from prefect_heteroflow.core.attempts import Attempt
@@ -80,10 +81,16 @@ def _told(attempts: Sequence[Attempt]) -> Table:
     """Reason and decision of each attempt that has one, with its number before them."""
     grid = Table.grid(padding=(0, 1, 0, 1))
     for row in attempts:
-        lines = [text for text in (row.reason, row.decision) if text]
-        if lines:
+        if lines := list(_sentences(row)):
             grid.add_row(Text(str(row.attempt), style="bold"), Text("\n".join(lines)))
     return grid
+
+
+def _sentences(row: Attempt) -> Iterator[str]:
+    if row.reason:
+        yield f"{row.reason} (rule {row.rule})" if row.rule else row.reason
+    if followed := what_followed(row):
+        yield f"{'Stopped' if row.ended_task else 'Then'}: {followed}" if row.reason else followed
 
 
 def _text(field: _Field, row: Attempt) -> Text:
