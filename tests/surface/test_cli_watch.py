@@ -13,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -27,6 +28,7 @@ from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration.history import write_attempts
 from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
+from tests.support.workers import Worker
 
 T = TypeVar("T")
 JOB = ("--image", "python:3.12-slim", "--command", "python -c 'print(1)'")
@@ -252,6 +254,28 @@ def test_end_shows_the_attempts_and_each_reason_once(pool: str, api: PrefectServ
     assert process.returncode == 0, err
     assert err.index("\nCompleted") < err.index("The kernel killed it.")
     assert (err.count("The kernel killed it."), err.count(decision)) == (1, 1)
+
+
+def test_output_of_a_real_job_is_shown_with_its_end(
+    pool: str, api: PrefectServer, tmp_path: Path
+) -> None:
+    """From the process to the person who waits; the exit code says that it failed."""
+    job = "python3 -c 'import sys; print(\"epoch of the job\"); sys.exit(3)'"
+    name = f"{pool}-real"
+    more = ("--pool", name, "--command", job, "--max-retries", "0")
+    command = [sys.executable, "-c", SCRIPT, "submit", "--watch", *more]
+    with_client(
+        lambda it: it.create_work_pool(WorkPoolCreate(name=name, type="heteroflow-process"))
+    )
+    env = api.env(PYTHONPATH=os.pathsep.join(sys.path))
+    with Worker(api, tmp_path, pool=name, node="watched-node", memory_mb=8192):
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, check=False, timeout=120
+        )
+    assert done.returncode == 1, done.stderr
+    assert messages(done.stdout.splitlines(), "epoch") == ["epoch of the job"]
+    assert "\nFailed: UnknownError" in done.stderr
+    assert "attempt 1 on watched-node with 2048 MB: failed - UnknownError" in done.stderr
 
 
 def test_terminal_shows_whole_lines_above_the_progress(pool: str, api: PrefectServer) -> None:
