@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
+    from rich.console import RenderableType
+    from rich.text import Text
 
     from prefect_heteroflow.core.resources import Gpu, Node
     from prefect_heteroflow.orchestration.node_values import NodeRecord
@@ -53,9 +54,9 @@ def nodes(
             " prefect worker start --pool POOL --type heteroflow"
         )
         return
-    from rich.console import Console
+    from prefect_heteroflow.cli.fitting_table import show
 
-    Console().print(nodes_table(registry.nodes, now=now))
+    show(*nodes_parts(registry.nodes, now=now))
 
 
 @nodes_app.command("cordon")
@@ -82,13 +83,11 @@ def uncordon(
 
 
 async def _cordon(name: str, reason: str) -> None:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.clock import utc_now
     from prefect_heteroflow.orchestration.nodes import cordon_node, read_registry
 
     now = utc_now()
-    async with get_client() as client:
+    async with api_client() as client:
         registry = await read_registry(client, now=now, liveness_seconds=0)
         known = [record.node.name for record in registry.nodes]
         if name not in known:
@@ -98,11 +97,9 @@ async def _cordon(name: str, reason: str) -> None:
 
 
 async def _uncordon(name: str) -> bool:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.nodes import uncordon_node
 
-    async with get_client() as client:
+    async with api_client() as client:
         return await uncordon_node(client, name)
 
 
@@ -115,11 +112,9 @@ def load_registry(now: datetime) -> Registry:
 
 
 async def _read(now: datetime, liveness: float) -> Registry:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.nodes import read_registry
 
-    async with get_client() as client:
+    async with api_client() as client:
         return await read_registry(client, now=now, liveness_seconds=liveness)
 
 
@@ -153,30 +148,49 @@ def read_settings() -> HeteroflowSettings:
         ) from error
 
 
-def nodes_table(records: Sequence[NodeRecord], *, now: datetime) -> Table:
-    """The nodes as a table for a terminal."""
-    from rich.markup import escape
-    from rich.table import Table
+def nodes_parts(records: Sequence[NodeRecord], *, now: datetime) -> list[RenderableType]:
+    """The nodes as a table for a terminal, and below it why one is cordoned and its last error."""
+    from rich.text import Text
 
-    table = Table()
-    for heading in ("Node", "Pool", "Memory MB", "GPUs (memory MB)", "Last heard of"):
-        table.add_column(heading, overflow="fold", justify="right" if "MB" in heading else "left")
-    table.add_column("Cordoned", overflow="fold")
-    table.add_column("Last error", overflow="fold")
-    for record in records:
-        node = record.node
-        age = age_text((now - record.heartbeat_at).total_seconds())
-        dead = "stopped" if record.stopped else "not live"
-        table.add_row(
-            escape(node.name),
-            escape(node.pool),
-            str(node.memory_mb),
-            escape(gpus_text(node.gpus)),
-            f"[green]live[/green], {age}" if node.live else f"[red]{dead}[/red], {age}",
-            escape(_cordon_text(node)),
-            escape(node.last_error or ""),
-        )
-    return table
+    from prefect_heteroflow.cli.fitting_table import Column, FittingTable
+
+    nodes = [record.node for record in records]
+    table = FittingTable(
+        columns=[
+            Column(head="node", cells=[Text(node.name) for node in nodes]),
+            Column(head="pool", cells=[Text(node.pool) for node in nodes]),
+            Column(
+                head="memory",
+                cells=[Text(str(node.memory_mb)) for node in nodes],
+                justify="right",
+                leave_out=2,
+            ),
+            Column(
+                head="GPUs",
+                cells=[Text(gpus_text(node.gpus)) for node in nodes],
+                wraps=True,
+                leave_out=1,
+            ),
+            Column(head="state", cells=[_state(record, now) for record in records], wraps=True),
+        ]
+    )
+    told = [
+        Text(f" {node.name}: {text}")
+        for node in nodes
+        for text in (_cordon_text(node), node.last_error and f"last error: {node.last_error}")
+        if text
+    ]
+    return [table, *told, Text("Sizes in MB (MiB).", style="dim")]
+
+
+def _state(record: NodeRecord, now: datetime) -> Text:
+    from rich.text import Text
+
+    age = age_text((now - record.heartbeat_at).total_seconds())
+    dead = "stopped" if record.stopped else "not live"
+    word = ("live", "green") if record.node.live else (dead, "red")
+    cordoned = (", ", ("cordoned", "yellow")) if record.node.cordoned else ()
+    return Text.assemble(word, *cordoned, f", {age}")
 
 
 def gpus_text(gpus: Sequence[Gpu]) -> str:
@@ -200,7 +214,9 @@ def age_text(seconds: float) -> str:
 
 
 def _cordon_text(node: Node) -> str:
-    return (node.cordon_reason or "yes") if node.cordoned else ""
+    if not node.cordoned:
+        return ""
+    return f"cordoned: {node.cordon_reason}" if node.cordon_reason else ""
 
 
 def _node_report(record: NodeRecord) -> dict[str, Any]:

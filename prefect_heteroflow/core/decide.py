@@ -118,7 +118,8 @@ def _refusal(diagnosis: Diagnosis, policy: RetryPolicy) -> Stop | None:
     if failure is FailureClass.TASK_CANCELLED:
         return Stop(ending=Ending.CANCELLED, reason=f"{cause}; never retried")
     if diagnosis.verdict == "stop":
-        return Stop(ending=Ending.PERMANENT_FAILURE, reason=f"{cause}; a rule of yours stops it")
+        reason = f"{cause}; not retried, as the rule wants it"
+        return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
     ending = ending_without_retry(failure)
     if failure.group is FailureGroup.PERMANENT and diagnosis.verdict is None:
         return Stop(ending=ending, reason=f"{cause}; not retried, it would fail again")

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -136,6 +137,10 @@ class Worker:
         if error is not None:
             print(f"--- log of worker {self.node}\n{self.log()[-6000:]}")
         self.stop()
+
+
+StartWorker = Callable[..., AbstractContextManager[Worker]]
+"""What the fixture `docker_worker` of `tests/integration` gives."""
 
 
 @dataclass(frozen=True)
