@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
-from demo.cases import NODES, POOL_TYPE, Case, cases, differences
+from demo.cases import NODES, POOL_TYPE, Case, cases
+from demo.docker_engine import check_docker, remove_containers
+from demo.report import Shown, is_over, print_report, progress
 from demo.services import (
     DemoError,
     Home,
@@ -132,42 +134,6 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def check_docker(image: str) -> bool:
-    """Make sure of engine and image; gives whether the engine can give GPUs to containers.
-
-    Raises:
-        DemoError: There is no engine, or the image cannot be had.
-    """
-    import docker
-    import docker.errors
-    import requests.exceptions
-
-    from prefect_heteroflow.infra.node_probe import docker_gpu_support
-
-    try:
-        client = docker.from_env()
-        info = client.info()
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise DemoError(
-            f"No Docker engine answers ({error}). Start it, or point DOCKER_HOST at it, or run"
-            " `make demo` without DOCKER=1."
-        ) from None
-    try:
-        try:
-            client.images.get(image)
-        except docker.errors.ImageNotFound:
-            print(f"Pulling {image}")
-            client.images.pull(image)
-    except (docker.errors.APIError, requests.exceptions.RequestException) as error:
-        raise DemoError(
-            f"The image {image} cannot be pulled ({getattr(error, 'explanation', None) or error})."
-            " Name one that has Python and Prefect 3: make demo DOCKER=1 IMAGE=NAME"
-        ) from None
-    finally:
-        client.close()
-    return docker_gpu_support(info) is not False
-
-
 class Demo:
     """Server, nodes and cases of one demo."""
 
@@ -179,6 +145,7 @@ class Demo:
         if not self.console.is_terminal:
             self.console = Console(width=132)
         self._docker: bool = options.docker
+        self._kept: bool = options.keep
         self._gpus = gpus
         self._timeout_seconds: float = options.timeout
         self._cases = cases(docker=options.docker, gpus=gpus, image=options.image)
@@ -202,7 +169,18 @@ class Demo:
         self._start_server()
         self._start_nodes_and_deploy()
         views = asyncio.run(self._run_cases())
-        return self._report(views)
+        failures = print_report(
+            self.console,
+            [
+                Shown(case=case, view=view, url=self.home.run_url(run_id))
+                for case, view, run_id in zip(self._cases, views, self._run_ids, strict=True)
+            ],
+            kept=self._kept,
+            seconds=time.monotonic() - self._steps_from,
+        )
+        if failures:
+            self.console.print(f"The logs of the server and the workers: {self.home.logs}")
+        return failures
 
     def keep(self) -> None:
         """Leave everything up until Ctrl-C, and say where to look."""
@@ -236,7 +214,7 @@ class Demo:
             stop(self._services)
             end_processes(processes_of(self.home.folder))
             if self._docker:
-                _remove_containers(self._run_ids)
+                remove_containers(self._run_ids)
         finally:
             for number, handler in previous:
                 signal.signal(number, handler)
@@ -316,50 +294,6 @@ class Demo:
                 service.check_alive()
             await asyncio.sleep(_POLL_SECONDS)
 
-    # ---- the report --------------------------------------------------------------------------
-
-    def _report(self, views: Sequence[View]) -> int:
-        from rich.text import Text
-
-        from prefect_heteroflow.cli.attempt_table import attempt_table
-
-        failures = 0
-        for case, view, run_id in zip(self._cases, views, self._run_ids, strict=True):
-            problems = differences(case, view.state, view.attempts)
-            failures += bool(problems)
-            self.console.print(Text(f"\n{case.title}", style="bold"))
-            self.console.print(attempt_table(view.attempts))
-            style = "red" if problems else "green"
-            self.console.print(Text.assemble((view.state, style), f"  {self.home.run_url(run_id)}"))
-            for problem in problems:
-                self.console.print(Text(f"Not as it should be: {problem}", style="red"))
-        seconds = time.monotonic() - self._steps_from
-        well = len(self._cases) - failures
-        self.console.print(
-            f"\n[bold]{well} of {len(self._cases)} runs ended as they should[/bold],"
-            f" after {seconds:.0f} s.",
-            highlight=False,
-        )
-        if failures:
-            self.console.print(f"The logs of the server and the workers: {self.home.logs}")
-        return failures
-
-
-def progress(before: View | None, after: View) -> Iterator[str]:
-    """A short line for each attempt that stands differently."""
-    known = {row.attempt: row.status for row in before.attempts} if before else {}
-    for row in after.attempts:
-        if known.get(row.attempt) != row.status:
-            memory = f" with {row.memory_mb} MB" if row.memory_mb is not None else ""
-            cause = f": {row.failure}" if row.failure else ""
-            yield f"attempt {row.attempt} on {row.node}{memory} {row.status.value}{cause}"
-
-
-def is_over(view: View) -> bool:
-    """The run has ended, and the row of its last attempt is closed."""
-    rows = view.attempts
-    return view.final and bool(rows) and rows[-1].status.value not in ("running", "scheduled")
-
 
 async def _create_pools(docker: bool) -> None:
     """What `prefect work-pool create NAME --type heteroflow` does, three times."""
@@ -402,22 +336,6 @@ async def _submit(client: PrefectClient, case: Case) -> str:
         job_variables=dict(case.job_variables),
     )
     return str(run.id)
-
-
-def _remove_containers(run_ids: Sequence[str]) -> None:
-    import docker
-    import docker.errors
-
-    client = docker.from_env()
-    try:
-        for run_id in run_ids:
-            wanted: dict[str, Any] = {"label": f"io.prefect-heteroflow.task-id={run_id}"}
-            for container in client.containers.list(all=True, filters=wanted):
-                container.remove(force=True, v=True)
-    except docker.errors.APIError as error:
-        print(f"Containers of the demo may be left: {error}", file=sys.stderr)
-    finally:
-        client.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import UUID
 
 from docker.types import DeviceRequest
 from prefect.workers.base import BaseVariables
@@ -20,9 +19,7 @@ from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import Flow as APIFlow
-    from prefect.client.schemas.objects import FlowRun, WorkPool
-    from prefect.client.schemas.responses import DeploymentResponse
+    pass
 
 NODE_LABEL = "io.prefect-heteroflow.node"
 TASK_LABEL = "io.prefect-heteroflow.task-id"
@@ -108,20 +105,6 @@ class HeteroflowJobConfiguration(RetryConfiguration, DockerWorkerJobConfiguratio
         # The engine itself as the main process: an OOM kill of it is seen as such. Prefect's
         # `prefect flow-run execute` survives its killed child and exits 0.
         return containers.ENTRY_COMMAND
-
-    def prepare_for_flow_run(
-        self,
-        flow_run: FlowRun,
-        deployment: DeploymentResponse | None = None,
-        flow: APIFlow | None = None,
-        work_pool: WorkPool | None = None,
-        worker_name: str | None = None,
-        worker_id: UUID | None = None,
-    ) -> None:
-        """Prepare the flow run; an image that is not set means Prefect's own."""
-        super().prepare_for_flow_run(
-            flow_run, deployment, flow, work_pool, worker_name, worker_id=worker_id
-        )
 
 
 def apply_plan(

@@ -19,6 +19,7 @@ from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB
 from prefect_heteroflow.core.user_rules import combine_user_rules
+from prefect_heteroflow.orchestration.transitions import job_variables_of
 from prefect_heteroflow.settings import HeteroflowSettings
 
 if TYPE_CHECKING:
@@ -236,6 +237,8 @@ class RetryConfiguration(BaseJobConfiguration):
             except ObjectNotFound:
                 # Deleted while the run is under way: what the run itself says still counts.
                 flow_run = flow_run.model_copy(update={"deployment_id": None})
+        # A copy: core takes `env` out of the run's variables.
+        flow_run = flow_run.model_copy(update={"job_variables": job_variables_of(flow_run)})
         run_variables = dict(flow_run.job_variables or {})
         deployment_variables = dict(getattr(deployment, "job_variables", None) or {})
         try:

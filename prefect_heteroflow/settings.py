@@ -86,6 +86,7 @@ class HeteroflowSettings(PrefectBaseSettings):
         default=90.0,
         description="A node whose worker was not heard of for so many seconds is not routed to.",
     )
+
     placement_grace_seconds: float = Field(
         default=30.0,
         description=(

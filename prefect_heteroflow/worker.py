@@ -17,8 +17,8 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import anyio
@@ -40,6 +40,7 @@ from prefect_heteroflow.attempts.backend import (
     AttemptHandle,
     AttemptNotStarted,
     AttemptPlan,
+    WorkerCannotStart,
 )
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.image_reference import image_reference_problem
@@ -58,14 +59,13 @@ from prefect_heteroflow.docker_job import (
 )
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
+from prefect_heteroflow.infra.container_engine import ContainerEngine
 from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration, check_command
-from prefect_heteroflow.retrying_worker import RetryingWorker, WorkerCannotStart
+from prefect_heteroflow.retrying_worker import RetryingWorker
 
 if TYPE_CHECKING:
     from docker import DockerClient
-
-T = TypeVar("T")
 
 _PEAK_SECONDS = 1.0
 _KILLED = 137
@@ -90,6 +90,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._docker = ContainerEngine(self._engine)
         self._plans: dict[str, AttemptPlan] = {}
         self._plans_lock = threading.Lock()
 
@@ -99,14 +100,14 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         """Memory and GPUs of this node, as the engine and NVML know them."""
         settings = self.heteroflow_settings
         try:
-            info = await self._in_thread(self._engine_info)
+            info = await self._in_thread(self._docker.info)
         except (
             docker.errors.DockerException,
             RuntimeError,
             requests.exceptions.RequestException,
         ) as error:
-            if self._node is not None:
-                return self._node  # the engine is away for now: the node is what it was
+            if self._presence is not None:
+                return self.node  # the engine is away for now: the node is what it was
             raise WorkerCannotStart(
                 f"No Docker engine answers ({error.__cause__ or error}). Start Docker, or point"
                 " DOCKER_HOST at its socket; on a machine without Docker use the worker type"
@@ -126,14 +127,6 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     def _engine(self) -> DockerClient:
         client: DockerClient = self._get_client()  # type: ignore[no-untyped-call]
         return client
-
-    def _engine_info(self) -> dict[str, Any]:
-        client = self._engine()
-        try:
-            info: dict[str, Any] = client.info()
-            return info
-        finally:
-            client.close()
 
     def check_configuration(self, configuration: RetryConfiguration) -> None:
         """Refuse an image reference that Docker could not parse."""
@@ -193,7 +186,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
 
     async def terminate_attempt(self, handle: AttemptHandle, grace_seconds: float) -> None:
         """`docker stop`: SIGTERM, and SIGKILL after the grace time."""
-        await self._in_thread(functools.partial(self._stop, handle.inner, grace_seconds))
+        await self._in_thread(functools.partial(self._docker.stop, handle.inner, grace_seconds))
 
     async def read_report(self, handle: AttemptHandle) -> str | None:
         """The report that the engine entry left in the container."""
@@ -201,7 +194,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             return None
         return await self._in_thread(
             functools.partial(
-                self._with_container,
+                self._docker.with_container,
                 handle.inner,
                 lambda container: containers.read_file(container, containers.REPORT_PATH),
             )
@@ -210,7 +203,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove the container, unless the user wants to keep it."""
         if getattr(handle.plan.configuration, "auto_remove", True):
-            await self._in_thread(functools.partial(self._remove, handle.inner))
+            await self._in_thread(functools.partial(self._docker.remove, handle.inner))
 
     async def kill_infrastructure(
         self,
@@ -225,7 +218,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         """
         _, container_id = self._parse_infrastructure_pid(infrastructure_pid)
         found = await self._in_thread(
-            functools.partial(self._stop, container_id, float(grace_seconds))
+            functools.partial(self._docker.stop, container_id, float(grace_seconds))
         )
         if not found:
             raise InfrastructureNotFound(f"There is no container {container_id} on this node.")
@@ -235,21 +228,28 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     ) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Containers of this node that an earlier process of the worker has started."""
         found: list[tuple[AttemptHandle, RetryConfiguration]] = []
-        for container_id, status, labels in await self._in_thread(self._list_containers):
+        # Another Prefect server may have a node of the same name on the same engine.
+        ours = {
+            NODE_LABEL: self.node.name,
+            "io.prefect.work-pool-id": str(self.work_pool.id),
+        }
+        left = await self._in_thread(functools.partial(self._docker.find_all, ours))
+        for container_id, status, labels in left:
             try:
-                left = await self._left_attempt(container_id, status, labels)
+                attempt = await self._left_attempt(container_id, status, labels)
             except httpx.HTTPError:
                 raise  # the API is away: all of them again, later
             except Exception as error:
                 self._logger.warning("Container %s cannot be taken over: %s", container_id, error)
                 continue
-            if left is not None:
-                found.append(left)
+            if attempt is not None:
+                found.append(attempt)
         return found
 
     async def end_left_attempt(self, flow_run_id: UUID) -> None:
         """Remove every container of that run on this node."""
-        await self._in_thread(functools.partial(self._remove_all_of, str(flow_run_id)))
+        ours = {RUN_LABEL: str(flow_run_id), NODE_LABEL: self.node.name}
+        await self._in_thread(functools.partial(self._docker.remove_all, ours))
 
     async def _left_attempt(
         self, container_id: str, status: str, labels: dict[str, str]
@@ -260,15 +260,9 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         except (ObjectNotFound, ValueError):
             flow_run = None
         if flow_run is None or status == "created":
-            await self._in_thread(functools.partial(self._remove, container_id))
+            await self._in_thread(functools.partial(self._docker.remove, container_id))
             return None
-        configuration = await self.job_configuration.resolve_for_flow_run(
-            flow_run,
-            client=self.client,
-            work_pool=self.work_pool,
-            worker_name=self.name,
-            worker_id=self.backend_id,
-        )
+        configuration = await self.configuration_for(flow_run)
         gpus = set(filter(None, labels.get(GPUS_LABEL, "").split(",")))
         plan = AttemptPlan(
             flow_run=flow_run,
@@ -326,8 +320,10 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         try:
             container = client.containers.get(handle.inner)
             handle.main_pid = container.attrs["State"].get("Pid") or None
-            self._stream(container, handle)
+            printed_last = self._stream(container, handle)
             container.wait()
+            if missed := containers.missed_output(container, printed_last):
+                handle.plan.on_output(missed)
             state = containers.container_state(container)
             oom_killed = state.get("OOMKilled")
             if state.get("ExitCode") == _KILLED and not oom_killed:
@@ -346,12 +342,17 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             engine_error=state.get("Error") or None,
         )
 
-    def _stream(self, container: Container, handle: AttemptHandle) -> None:
+    def _stream(self, container: Container, handle: AttemptHandle) -> bytes:
+        """The end of what was streamed."""
         prints = getattr(handle.plan.configuration, "stream_output", True)
 
-        def on_output(chunk: bytes) -> None:
-            handle.plan.on_output(chunk)
-            if prints:
+        printed_last = b""
+
+        def on_output(chunk: bytes, *, is_old: bool = False) -> None:
+            nonlocal printed_last
+            printed_last = (printed_last + chunk)[-containers.TAIL_BYTES :]
+            handle.plan.on_output(chunk, is_old=is_old)
+            if prints and not is_old:
                 print(chunk.decode(errors="replace"), end="", flush=True)
 
         try:
@@ -359,7 +360,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             if handle.is_resumed:
                 since = int(time.time())
                 containers.pass_old_output(
-                    container, functools.partial(handle.plan.on_output, is_old=True), until=since
+                    container, functools.partial(on_output, is_old=True), until=since
                 )
             containers.stream_output(container, on_output, since=since)
         except docker.errors.NotFound:
@@ -368,6 +369,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             self._logger.warning(
                 "The output of container %s cannot be read: %s", container.name, error
             )
+        return printed_last
 
     async def _watch_peak(self, handle: AttemptHandle) -> None:
         while True:
@@ -377,63 +379,12 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                     handle.peak_memory_mb = max(peak, handle.peak_memory_mb or 0)
             await anyio.sleep(_PEAK_SECONDS)
 
-    def _stop(self, container_id: str, grace_seconds: float) -> bool:
-        def stop(container: Container) -> bool:
-            container.stop(timeout=int(grace_seconds))
-            return True
-
-        return bool(self._with_container(container_id, stop))
-
-    def _with_container(self, container_id: str, work: Callable[[Container], T]) -> T | None:
-        """What `work` gives for the container; `None` if it is gone."""
-        client = self._engine()
-        try:
-            return work(client.containers.get(container_id))
-        except docker.errors.NotFound:
-            return None
-        finally:
-            client.close()
-
-    def _remove(self, container_id: str) -> None:
-        self._with_container(container_id, lambda container: container.remove(force=True, v=True))
-
-    def _remove_all_of(self, flow_run_id: str) -> None:
-        client = self._engine()
-        try:
-            ours = [f"{RUN_LABEL}={flow_run_id}", f"{NODE_LABEL}={self.node.name}"]
-            for container in client.containers.list(all=True, filters={"label": ours}):
-                container.remove(force=True, v=True)
-        finally:
-            client.close()
-
     def _remove_unstarted(self, flow_run_id: str) -> None:
         """Remove what was created but could not be started."""
         try:
-            client = self._engine()
-        except RuntimeError:
-            return
-        try:
-            for container in client.containers.list(
-                all=True, filters={"label": f"{RUN_LABEL}={flow_run_id}", "status": "created"}
-            ):
-                container.remove(force=True, v=True)
-        except (docker.errors.APIError, requests.exceptions.RequestException) as error:
+            self._docker.remove_all({RUN_LABEL: flow_run_id}, status="created")
+        except (RuntimeError, docker.errors.APIError, requests.RequestException) as error:
             self._logger.warning("An unstarted container may be left: %s", error)
-        finally:
-            client.close()
-
-    def _list_containers(self) -> list[tuple[str, str, dict[str, str]]]:
-        client = self._engine()
-        try:
-            # Another Prefect server may have a node of the same name on the same engine.
-            ours = [
-                f"{NODE_LABEL}={self.node.name}",
-                f"io.prefect.work-pool-id={self.work_pool.id}",
-            ]
-            found = client.containers.list(all=True, filters={"label": ours})
-            return [(str(c.id), str(c.status), dict(c.labels)) for c in found]
-        finally:
-            client.close()
 
 
 def _ignore_output(chunk: bytes, *, is_old: bool = False) -> None:

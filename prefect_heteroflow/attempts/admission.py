@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy
 from prefect_heteroflow.core.resources import Resources
-from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
+from prefect_heteroflow.core.routing import NoRoute, Route, fits, route, route_when_back
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -20,15 +20,21 @@ async def find_place(
     if fits(resources, node):
         return None
     for fresh in (False, True):  # a node may have come up a moment ago
+        cluster = await worker.read_cluster(fresh=fresh)
         found = route(
             resources,
-            await worker.read_cluster(fresh=fresh),
+            cluster,
             current_pool=node.pool,
             current_node=node.name,
             containers=worker.containers,
         )
         if isinstance(found, Route):
             break
+    if isinstance(found, NoRoute):
+        later = route_when_back(
+            resources, cluster, current_pool=node.pool, containers=worker.containers
+        )
+        found = later if isinstance(later, Route) and later.pool != node.pool else found
     asked = described(resources)
     if isinstance(found, NoRoute):
         return f"The run asks for {asked}: {found.reason}"

@@ -64,6 +64,8 @@ class AttemptEnd:
     engine_error: str | None = None
     lost: bool = False
     """Its container or process is gone and nobody can say how it ended."""
+    lost_because: str | None = None
+    """How that is known, as a sentence."""
 
     @property
     def killed_for_memory(self) -> bool:
@@ -108,3 +110,18 @@ class AttemptBackend(Protocol):
 
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove what is left of it. Called after the evidence was read."""
+
+
+class WorkerCannotStart(RuntimeError):
+    """The node cannot run attempts; the text says what is missing and what to do."""
+
+
+def reason_in(error: BaseException) -> WorkerCannotStart | None:
+    """The reason in an error or in a group of errors from task groups."""
+    if isinstance(error, WorkerCannotStart):
+        return error
+    for part in getattr(error, "exceptions", ()):
+        found = reason_in(part)
+        if found is not None:
+            return found
+    return None

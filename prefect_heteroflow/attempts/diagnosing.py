@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from prefect.client.schemas.objects import State, StateType
@@ -69,7 +70,7 @@ def diagnose_end(
     signal_number = end.signal
     if signal_number is None and report is not None:
         signal_number = report.signal
-    return rules.diagnose(
+    diagnosis = rules.diagnose(
         Evidence(
             phase="lost" if end.lost else "run",
             exit_code=end.exit_code,
@@ -85,3 +86,6 @@ def diagnose_end(
             gpu_total_mb=gpu_memory_mb,
         )
     )
+    if end.lost_because is not None and diagnosis.failure is FailureClass.NODE_LOST:
+        return dataclasses.replace(diagnosis, reason=end.lost_because)
+    return diagnosis

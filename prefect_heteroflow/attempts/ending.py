@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import AwaitingRetry
 
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.restarts import ask_breakers, tell_breakers
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
+from prefect_heteroflow.core.breaker import Verdict
 from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.policy import (
@@ -26,13 +29,26 @@ from prefect_heteroflow.core.policy import (
 )
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.routing import Route
-from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration import approval, transitions
 from prefect_heteroflow.orchestration.attempt_events import emit_attempt_event
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import write_attempts
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
+
+
+# A longer delay must neither hold one of the worker's slots nor be lost with the worker.
+_IN_PLACE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextAttempt:
+    """The attempt that follows at once on the same node."""
+
+    flow_run: FlowRun
+    """The run as it was scheduled again, with its new job variables."""
+    history: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +63,18 @@ class AttemptEnding:
     resources: Resources
     policy: RetryPolicy
     is_plain_job: bool
+    job: str | None
+    """Tells it apart from other jobs of its deployment."""
     was_cancelled: Callable[[], bool]
 
     @property
     def _is_front(self) -> bool:
         return self.task_id == self.flow_run.id
+
+    @property
+    def _pool(self) -> str:
+        """Where it ran: another worker's pool if that one is lost."""
+        return self.row.pool or self.worker.node.pool
 
     async def completed(self) -> None:
         """It succeeded, and with it the task."""
@@ -64,6 +87,7 @@ class AttemptEnding:
         await self._write(
             dataclasses.replace(self.row, status=AttemptStatus.COMPLETED, ended_task=True)
         )
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.SUCCEEDED)
         await self._hand_over()
 
     async def cancelled(self) -> None:
@@ -77,6 +101,7 @@ class AttemptEnding:
             ended=self.row.ended or utc_now().isoformat(),
         )
         await self._write(row)
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.NONE)
         await transitions.cancel_for_good(
             self.worker.client, self.flow_run.id, "Cancelled by a user; nothing is retried."
         )
@@ -103,22 +128,39 @@ class AttemptEnding:
         message = None if state is None else state.message
         await self._write(self._last_row(diagnosis, f"Stopped: {message}"), failed=True)
         self._emit(diagnosis, "stop")
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
         await self._hand_over()
 
-    async def decided(self, diagnosis: Diagnosis, decision: Decision) -> None:
-        """Write down why it failed and what follows, then do it."""
+    async def decided(self, diagnosis: Diagnosis, decision: Decision) -> NextAttempt | None:
+        """Write down why it failed and what follows, then do it.
+
+        Returns:
+            The next attempt if this worker is to go on with it at once, without the detour over
+            the pool.
+        """
         self._log(diagnosis, decision)
         if isinstance(decision, Stop):
             row = self._last_row(diagnosis, decision.reason)
             row = dataclasses.replace(row, ending=decision.ending.value)
             await self._write(row, failed=True)
             self._emit(diagnosis, "stop")
+            await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
             message = message_with_line(decision.reason, diagnosis)
             await self._stop(Stop(ending=decision.ending, reason=message))
-            return
-        await self._write(self._failed_row(diagnosis, decision.reason), self._next_row(decision))
+            return None
+        failed = self._failed_row(diagnosis, decision.reason)
+        await self._write(failed, self._next_row(decision))
         self._emit(diagnosis, "retry")
-        await self._retry(decision)
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
+        if await self._is_held(diagnosis, decision):
+            return None
+        scheduled = await self._retry(decision)
+        if scheduled is None:
+            return None
+        if await self._goes_on_here(decision):
+            return NextAttempt(flow_run=scheduled, history=(*self.history, failed))
+        self.worker.wake_at(_due(scheduled), self.flow_run.id)
+        return None
 
     async def move_before_start(self, found: Route, asked: str) -> None:
         """Send a run that is larger than this node to where it fits, before any attempt."""
@@ -132,29 +174,79 @@ class AttemptEnding:
         self.worker.get_flow_run_logger(self.flow_run).info("%s", reason)
         planned = dataclasses.replace(self._next_row(decision), attempt=self.row.attempt)
         await self._write(planned)
-        await self._retry(decision, attempt=self.row.attempt)
+        scheduled = await self._retry(decision, attempt=self.row.attempt)
+        if scheduled is not None:
+            self.worker.wake_at(_due(scheduled), self.flow_run.id)
 
     # ---- what follows ------------------------------------------------------------------------
 
-    async def _retry(self, decision: Retry, *, attempt: int | None = None) -> None:
+    async def _retry(self, decision: Retry, *, attempt: int | None = None) -> FlowRun | None:
+        """The run as it was scheduled again; `None` if it was moved to another pool or ended."""
         number = self.row.attempt + 1 if attempt is None else attempt
         due = utc_now() + timedelta(seconds=decision.delay_seconds)
         variables = self._job_variables(decision)
-        if decision.place.pool != self.worker.node.pool:
+        if decision.place.pool != self._pool:
             await self._move(decision, number, variables)
-            return
+            return None
         accepted = await transitions.await_retry(
             self.worker.client,
             self.flow_run,
             due=due,
-            now=utc_now(),
             message=decision.reason,
             job_variables=variables,
         )
         if not accepted or self.was_cancelled():
             await self._give_up_planned()
-            return
-        self.worker.wake_at(due, self.flow_run.id)
+            return None
+        if decision.resources != self.resources:
+            await transitions.show_job_variables(self.worker.client, self.flow_run.id, variables)
+        state: State[Any] = AwaitingRetry(scheduled_time=due)
+        return self.flow_run.model_copy(update={"job_variables": variables, "state": state})
+
+    async def _is_held(self, diagnosis: Diagnosis, decision: Retry) -> bool:
+        """Whether a circuit breaker is open: then the run waits for a person, or for its trial."""
+        waiting = await ask_breakers(
+            self.worker,
+            flow_run=self.flow_run,
+            task_id=self.task_id,
+            row=self.row,
+            resources=self.resources,
+            diagnosis=diagnosis,
+            decision=decision,
+            job=self.job,
+        )
+        if waiting is None:
+            return False
+        self.worker.get_flow_run_logger(self.flow_run).warning("%s", waiting.message)
+        client, run, variables = self.worker.client, self.flow_run, self._job_variables(decision)
+        if decision.place.pool != self._pool and not self._is_front:
+            # Its planned attempt is on another pool: the front run waits, and creates it.
+            run = await client.read_flow_run(self.task_id)
+            variables = dict(run.job_variables or {})
+        parked = await approval.await_approval(
+            client,
+            run,
+            hold=waiting.hold,
+            message=waiting.message,
+            job_variables=variables,
+            now=utc_now(),
+        )
+        if not parked or self.was_cancelled():
+            await self._give_up_planned()
+        elif run.id != self.flow_run.id:
+            ended = transitions.ended_state(transitions.ATTEMPT_FAILED, waiting.message)
+            await transitions.finish(client, self.flow_run.id, ended, force=True)
+        return True
+
+    async def _goes_on_here(self, decision: Retry) -> bool:
+        place, node = decision.place, self.worker.node.name
+        return (
+            self.row.node == node
+            and decision.delay_seconds <= _IN_PLACE_SECONDS
+            and place.node in (None, node)
+            and node not in place.avoid_nodes
+            and await self.worker.may_go_on(self.flow_run)
+        )
 
     async def _move(self, decision: Retry, attempt: int, variables: dict[str, Any]) -> None:
         client = self.worker.client
@@ -262,7 +354,7 @@ class AttemptEnding:
         return dataclasses.replace(self._failed_row(diagnosis, decision), ended_task=True)
 
     def _next_row(self, decision: Retry) -> Attempt:
-        stays = decision.place.pool == self.worker.node.pool
+        stays = decision.place.pool == self._pool
         return Attempt(
             attempt=self.row.attempt + 1,
             flow_run_id=str(self.flow_run.id) if stays else "",
@@ -296,10 +388,15 @@ class AttemptEnding:
             failure=diagnosis.failure.value,
             rule=diagnosis.rule,
             verdict=verdict,
-            node=self.worker.node.name,
-            pool=self.worker.node.pool,
+            node=self.row.node or self.worker.node.name,
+            pool=self._pool,
         )
 
 
 def _is_cancelled(run: FlowRun) -> bool:
     return run.state is not None and run.state.type in (StateType.CANCELLING, StateType.CANCELLED)
+
+
+def _due(flow_run: FlowRun) -> datetime:
+    due = None if flow_run.state is None else flow_run.state.state_details.scheduled_time
+    return utc_now() if due is None else due

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,29 +20,27 @@ from prefect_heteroflow import environment
 from prefect_heteroflow.attempts.admission import described, find_place
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptHandle, AttemptNotStarted
 from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
-from prefect_heteroflow.attempts.cancelling import handle_cancelling
-from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
-from prefect_heteroflow.attempts.ending import AttemptEnding
+from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
+from prefect_heteroflow.attempts.ending import NextAttempt
 from prefect_heteroflow.attempts.orphans import go_on_after
-from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
+from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
+from prefect_heteroflow.attempts.settling import AttemptSettling
 from prefect_heteroflow.attempts.standing import read_standing
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
-from prefect_heteroflow.core.decide import decide
-from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
+from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import (
     JobValueError,
     boost_gpu_inference_memory,
     parse_job_values,
 )
-from prefect_heteroflow.core.policy import Decision, Retry, Stop
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
-from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.fast_literals import fast_finder
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
+from prefect_heteroflow.orchestration.insisting import insist
 from prefect_heteroflow.orchestration.run_output import RunOutput
 
 if TYPE_CHECKING:
@@ -71,9 +68,9 @@ class AttemptLife:
         self._scanner = FailureScanner(fast_finder())
         self._output = RunOutput(self._logger)
         self._reported_start = False
-        self._decided: tuple[Diagnosis, Decision] | None = None
         self.is_settled = False
         """Its end was acted on: a cancel concerns what follows, not this attempt."""
+        self._following: NextAttempt | None = None
         self._terminating = False
         self.cancel_requested = False
         self._cancelled = anyio.Event()
@@ -83,31 +80,53 @@ class AttemptLife:
     async def run(self, task_status: anyio.abc.TaskStatus[Any]) -> str:
         """Run the attempt to its end and act on it. Gives the infrastructure's identifier."""
         try:
-            await self._wait_until_due()
-            if self.cancel_requested:
-                await self._ending().cancelled()
+            if not await self._is_due() or not await self._take_up():
                 return ""
-            if not await self._take_up():
-                return ""
-            try:
-                handle = await self._start()
-            except AttemptNotStarted as error:
-                await self._settle_unstarted(error)
-                return ""
+            handle = await self._start()
             if handle is None:
                 return ""
-            self.handle = handle
             self._reported_start = True
             task_status.started(handle.identifier)
-            if self._cancelled.is_set():
-                await self._terminate(handle)
-            await self._note_running()
             await self._watch(handle)
             return handle.identifier
         finally:
             if not self._reported_start:
                 # Core wants a word from every run; `None` is the one that keeps no identifier.
                 task_status.started(None)
+
+    async def following(self) -> AttemptLife | None:
+        """The life of the attempt that this worker goes on with at once, ready for `go_on`."""
+        if self._following is None:
+            return None
+        run = self._following.flow_run
+        life = AttemptLife(self._worker, run, await self._worker.configuration_for(run))
+        life._history = self._following.history
+        life._row = life._new_row(life._history[-1].attempt + 1)
+        if self.cancel_requested:
+            await life.request_cancel()
+        return life
+
+    async def go_on(self) -> None:
+        """Run the attempt in the place of the one before it, without the detour over the pool."""
+        if not await self._is_due():
+            return
+        if not await transitions.propose_pending(self._client, self.flow_run.id):
+            # No slot, or no longer ours: the pool gives it to whoever may run it, when it may.
+            self._worker.wake_at(utc_now(), self.flow_run.id)
+            return
+        if not await self._accept_values():
+            return
+        handle = await self._start()
+        if handle is None:
+            return
+        await self._store_identifier(handle.identifier)
+        await self._watch(handle)
+
+    async def _store_identifier(self, identifier: str) -> None:
+        try:
+            await self._client.update_flow_run(self.flow_run.id, infrastructure_pid=identifier)
+        except httpx.HTTPError as error:
+            self._logger.warning("The identifier of the attempt could not be stored: %s", error)
 
     async def resume(self, handle: AttemptHandle) -> None:
         """Watch an attempt that an earlier process of this worker has started."""
@@ -134,15 +153,20 @@ class AttemptLife:
             self._worker.name,
             number,
         )
-        await self._watch(handle)
+        await self._watch(handle, was_running=True)
 
     @property
     def attempt(self) -> int:
         """Number of the attempt, 1 for the first."""
         return self._row.attempt
 
-    async def settle_lost(self, history: tuple[Attempt, ...]) -> None:
-        """Decide about an attempt of this node whose process is gone and whose end nobody saw."""
+    async def settle_lost(self, history: tuple[Attempt, ...], because: str | None) -> None:
+        """Decide about an attempt whose process is gone and whose end nobody saw.
+
+        Args:
+            history: All attempts of the task, that one last.
+            because: How it is known, if there is more to say than that.
+        """
         *earlier, self._row = history
         self._history = tuple(earlier)
         try:
@@ -152,7 +176,9 @@ class AttemptLife:
         self._resources = dataclasses.replace(
             self._values.resources, memory_mb=self._row.memory_mb or DEFAULT_MEMORY_MB
         )
-        await self._insist_to_settle(AttemptEnd(lost=True), None)
+        self._following = await self._settling().ended(
+            AttemptEnd(lost=True, lost_because=because), None
+        )
 
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
@@ -161,16 +187,18 @@ class AttemptLife:
         if self.handle is not None and not self._terminating:
             await self._terminate(self.handle)
 
-    async def _wait_until_due(self) -> None:
-        """Workers are given runs ahead of time; a retry must not start before its delay is over."""
+    async def _is_due(self) -> bool:
+        """Wait for the due time: workers are given runs ahead of it. `False` if cancelled."""
         state = self.flow_run.state
         due = None if state is None else state.state_details.scheduled_time
-        if due is None:
-            return
-        seconds = (due - utc_now()).total_seconds()
+        seconds = 0.0 if due is None else (due - utc_now()).total_seconds()
         if seconds > 0:
             with anyio.move_on_after(seconds):
                 await self._cancelled.wait()
+        if self.cancel_requested:
+            message = "Cancelled by a user; nothing is retried."
+            await close_cancelled(self._client, self.task_id, message, self.flow_run.id)
+        return not self.cancel_requested
 
     async def _take_up(self) -> bool:
         """Read what is known of the task; `False` when this run is not to be started here."""
@@ -182,6 +210,7 @@ class AttemptLife:
             return False
         self._history = standing
         self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
+        await note_resumed(self._worker, self.flow_run)
         return await self._accept_values()
 
     async def _accept_values(self) -> bool:
@@ -226,15 +255,25 @@ class AttemptLife:
         if isinstance(found, str):
             await self._refuse(FailureClass.RESOURCE_LIMIT_EXCEEDED, "no-node-fits", found)
         else:
-            await self._ending().move_before_start(found, described(self._resources))
+            await self._settling().ending().move_before_start(found, described(self._resources))
         return False
 
     async def _refuse(self, failure: FailureClass, rule: str, text: str) -> None:
-        self._logger.error("%s", text)
-        diagnosis = Diagnosis(failure=failure, rule=rule, reason=text)
-        await self._conclude(diagnosis, AttemptEnd(), never_started=True)
+        self._following = await self._settling().refused(failure, rule, text)
 
     async def _start(self) -> AttemptHandle | None:
+        """`None` if it could not be started, and that was settled."""
+        try:
+            handle = await self._worker.start_attempt(self._planned())
+        except AttemptNotStarted as error:
+            self._following = await self._settling().not_started(error)
+            return None
+        self.handle = handle
+        if self._cancelled.is_set():
+            await self._terminate(handle)
+        return handle
+
+    def _planned(self) -> Plan:
         worker = self._worker
         self._gpus = worker.take_gpus(str(self.flow_run.id), self._resources)
         previous = next((row.failure for row in reversed(self._history) if row.failure), None)
@@ -267,7 +306,7 @@ class AttemptLife:
             worker.node.name,
             described(self._resources),
         )
-        return await worker.start_attempt(plan)
+        return plan
 
     def _context(self) -> environment.AttemptContext:
         values = self._values
@@ -292,16 +331,23 @@ class AttemptLife:
         if self._configuration.is_plain_job and not is_old:
             self._output.feed(chunk)
 
-    async def _note_running(self) -> None:
+    async def _note_running(self, ended: anyio.Event) -> None:
+        self._row = dataclasses.replace(
+            self._row, status=AttemptStatus.RUNNING, started=utc_now().isoformat()
+        )
+        try:
+            await insist(self._tell_running, self._logger, "its start", until=ended)
+        except (ObjectNotFound, httpx.HTTPStatusError) as error:
+            # Deleted, perhaps. The process runs: what it comes to is seen at its end.
+            self._logger.warning("The start of the attempt could not be told: %s", error)
+
+    async def _tell_running(self) -> None:
         if self._configuration.is_plain_job and not self.cancel_requested:
             await transitions.finish(
                 self._client,
                 self.flow_run.id,
                 transitions.running_state(f"Attempt {self._row.attempt}: the command runs."),
             )
-        self._row = dataclasses.replace(
-            self._row, status=AttemptStatus.RUNNING, started=utc_now().isoformat()
-        )
         await write_attempts(self._client, self.task_id, [self._row], summary=False)
 
     async def _terminate(self, handle: AttemptHandle) -> None:
@@ -314,18 +360,23 @@ class AttemptLife:
             self._terminating = False
             raise
 
-    async def _watch(self, handle: AttemptHandle) -> None:
-        end = await self._worker.wait_attempt(handle)
+    async def _watch(self, handle: AttemptHandle, *, was_running: bool = False) -> None:
+        ended = anyio.Event()
+        async with anyio.create_task_group() as group:
+            if not was_running:
+                group.start_soon(self._note_running, ended)
+            end = await self._worker.wait_attempt(handle)
+            ended.set()
         self._output.close()
         report = await self._read_report(handle)
         try:
-            await self._insist_to_settle(end, report)
+            self._following = await self._settling().ended(end, report)
         except ObjectNotFound:
             self._logger.warning("The run was deleted; what is left of its attempt is removed.")
         finally:
             self.is_settled = True
             await self._discard(handle)
-        if self.cancel_requested:
+        if self.cancel_requested and self._following is None:
             # A cancel that came while the end was acted on.
             await handle_cancelling(self._worker, self.flow_run.id)
 
@@ -346,141 +397,21 @@ class AttemptLife:
             self._logger.warning("The engine's report cannot be read: %s", error)
             return None
 
-    # ---- after the end -----------------------------------------------------------------------
-
-    async def _insist_to_settle(
-        self, end: AttemptEnd, report: environment.EngineReport | None
-    ) -> None:
-        """Settle, and again for as long as the API does not answer: an end is never lost."""
-        pause_seconds = 1.0
-        while True:
-            try:
-                await self._settle(end, report)
-                return
-            except httpx.HTTPError as error:
-                if isinstance(error, httpx.HTTPStatusError) and not _is_passing(error):
-                    raise
-                self._logger.warning(
-                    "The Prefect API does not answer (%s); the end of attempt %d is kept and told"
-                    " again in %.0f s.",
-                    type(error).__name__,
-                    self._row.attempt,
-                    pause_seconds,
-                )
-                await anyio.sleep(pause_seconds)
-                pause_seconds = min(30.0, 2 * pause_seconds)
-
-    async def _settle(self, end: AttemptEnd, report: environment.EngineReport | None) -> None:
-        run = await self._client.read_flow_run(self.flow_run.id)
-        self.flow_run = run
-        if self._decided is not None:
-            # An outage came between the decision and what follows from it.
-            is_retry = isinstance(self._decided[1], Retry)
-            if not went_on(run.state, since=self._row.ended, is_retry=is_retry):
-                await self._ending().decided(*self._decided)
-            return
-        outcome = outcome_of(
-            end=end,
-            state=run.state,
-            is_plain_job=self._configuration.is_plain_job,
-            cancel_requested=self.cancel_requested,
-        )
-        self._row = dataclasses.replace(
-            self._row,
-            ended=utc_now().isoformat(),
-            exit_code=end.exit_code,
-            peak_memory_mb=end.peak_memory_mb,
-        )
-        ending = self._ending()
-        if outcome is Outcome.CANCELLED:
-            await ending.cancelled()
-        elif outcome is Outcome.COMPLETED:
-            await ending.completed()
-        elif outcome is Outcome.LEFT_TO_PREFECT:
-            await ending.left_to_prefect()
-        elif outcome is Outcome.ENDED_BY_ITSELF:
-            await ending.ended_by_itself(self._diagnose(end, report))
-        else:
-            await self._conclude(self._diagnose(end, report), end)
-
-    async def _settle_unstarted(self, not_started: AttemptNotStarted) -> None:
-        engine_error = not_started.engine_error
-        if self.cancel_requested:
-            await self._ending().cancelled()
-            return
-        if not_started.failure is not None:
-            await self._refuse(not_started.failure, "not-started", engine_error)
-            return
-        self._logger.error("The attempt could not be started: %s", engine_error)
-        end = AttemptEnd(engine_error=engine_error)
-        evidence = Evidence(phase="start", engine_error=engine_error)
-        await self._conclude(self._rules().diagnose(evidence), end, never_started=True)
-
-    def _diagnose(self, end: AttemptEnd, report: environment.EngineReport | None) -> Diagnosis:
-        return diagnose_end(
-            end,
-            report,
-            state=self.flow_run.state,
-            log=self._scanner.evidence_text(),
-            resources=self._resources,
-            gpu_memory_mb=self._gpu_memory_mb(),
-            rules=self._rules(),
-        )
-
-    def _rules(self) -> DiagnosisRules:
-        return DiagnosisRules(
-            user_rules=combine_user_rules(
-                self._values.retry_on, self._values.stop_on, self._worker.file_rules
-            ),
-            retry_exceptions=self._values.retry_exceptions,
-        )
-
-    async def _conclude(
-        self, diagnosis: Diagnosis, end: AttemptEnd, *, never_started: bool = False
-    ) -> None:
-        """Decide what follows, write it down, and do it."""
-        decision = await self._decide(diagnosis, never_started=never_started)
-        if isinstance(decision, Retry) and self.flow_run.deployment_id is None:
-            decision = Stop(
-                ending=_ending_without_deployment(decision),
-                reason=f"{diagnosis.reason} A run without a deployment cannot be run again.",
-            )
-        self._row = dataclasses.replace(
-            self._row, ended=utc_now().isoformat(), never_started=never_started
-        )
-        self._decided = (diagnosis, decision)
-        await self._ending().decided(diagnosis, decision)
-
-    async def _decide(self, diagnosis: Diagnosis, *, never_started: bool) -> Decision:
-        for fresh in (False, True):
-            decision = decide(
-                diagnosis,
-                policy=self._values.policy,
-                resources=self._resources,
-                pool=self._worker.node.pool,
-                node=self._worker.node.name,
-                history=current_series(self._history),
-                cluster=await self._worker.read_cluster(fresh=fresh),
-                jitter_fraction=random.random(),
-                never_started=never_started,
-                gpu_memory_mb=self._gpu_memory_mb(),
-                containers=self._worker.containers,
-            )
-            # "It fits nowhere" must not rest on what was known a moment ago.
-            if isinstance(decision, Retry) or diagnosis.failure.group is not FailureGroup.ESCALATE:
-                break
-        return decision
-
-    def _ending(self) -> AttemptEnding:
-        return AttemptEnding(
+    def _settling(self) -> AttemptSettling:
+        return AttemptSettling(
             worker=self._worker,
             flow_run=self.flow_run,
             task_id=self.task_id,
             history=self._history,
             row=self._row,
+            values=self._values,
             resources=self._resources,
-            policy=self._values.policy,
+            gpu_memory_mb=self._gpu_memory_mb(),
             is_plain_job=self._configuration.is_plain_job,
+            job=job_digest(self._configuration),
+            containers=self._worker.starts_containers(self.flow_run),
+            scanner=self._scanner,
+            logger=self._logger,
             was_cancelled=lambda: self.cancel_requested,
         )
 
@@ -497,13 +428,3 @@ class AttemptLife:
 
     def _gpu_memory_mb(self) -> int | None:
         return min((gpu.memory_mb for gpu in self._gpus), default=None)
-
-
-def _is_passing(error: httpx.HTTPStatusError) -> bool:
-    return error.response.status_code >= 500 or error.response.status_code == 429
-
-
-def _ending_without_deployment(decision: Retry) -> Any:
-    from prefect_heteroflow.core.policy import Ending
-
-    return Ending.CRASHED if decision.counts_as == "infrastructure" else Ending.FAILED

@@ -6,6 +6,7 @@ more, or never had one. It is done once, when a worker starts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -18,8 +19,9 @@ from prefect.client.schemas.filters import (
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 
+from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -61,7 +63,7 @@ async def _settle_orphan(worker: RetryingWorker, run: FlowRun) -> None:
     if last is not None and _is_of_this_node(last, run, worker):
         await worker.settle_lost(run, history)
     elif _is_abandoned_submission(run, worker):
-        await _schedule(worker, run, "The worker ended before the attempt was started.")
+        await schedule_again(worker, run, "The worker ended before the attempt was started.")
 
 
 def _is_of_this_node(row: Attempt, run: FlowRun, worker: RetryingWorker) -> bool:
@@ -90,10 +92,10 @@ async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> No
         return
     history = await read_attempts(worker.client, task_id)
     last = history[-1] if history else None
-    if last is None:
+    if last is None or _was_taken_up(state, history):
         return
     if last.status is AttemptStatus.SCHEDULED and last.pool == worker.node.pool:
-        await _schedule(worker, run, "The worker ended after it had decided.", planned(last))
+        await schedule_again(worker, run, "The worker ended after it had decided.", planned(last))
     elif last.status is AttemptStatus.SCHEDULED:
         # `reconcile` creates the planned attempt run of a front run that is parked.
         await transitions.escalate(worker.client, task_id, f"Goes on in pool {last.pool}.")
@@ -107,18 +109,25 @@ async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> No
             await transitions.take_over(worker.client, task_id, ended)
 
 
+def _was_taken_up(state: State[Any], history: Sequence[Attempt]) -> bool:
+    """Another worker is about to start the attempt that was planned."""
+    ended = next((row.ended for row in reversed(history) if row.ended), None)
+    return went_on(state, since=ended, is_retry=False)
+
+
 def planned(row: Attempt) -> dict[str, Any]:
     """Job variables of the attempt that a row plans."""
     names = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
     return {name: getattr(row, name) for name in names if getattr(row, name) is not None}
 
 
-async def _schedule(
+async def schedule_again(
     worker: RetryingWorker, run: FlowRun, message: str, variables: dict[str, Any] | None = None
 ) -> None:
+    """Give a run back to its pool, with further job variables if there are any."""
     now = utc_now()
-    kept = {**(run.job_variables or {}), **(variables or {})}
+    kept = {**transitions.job_variables_of(run), **(variables or {})}
     if await transitions.await_retry(
-        worker.client, run, due=now, now=now, message=message, job_variables=kept
+        worker.client, run, due=now, message=message, job_variables=kept
     ):
         worker.wake_at(now, run.id)

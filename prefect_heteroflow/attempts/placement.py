@@ -16,6 +16,7 @@ from prefect_heteroflow.core.resources import Cluster, Node, Resources
 from prefect_heteroflow.core.routing import fits
 from prefect_heteroflow.job_configuration import RESOURCE_NAMES
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.transitions import job_variables_of
 from prefect_heteroflow.settings import HeteroflowSettings
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Placements:
         ]
         if node.cordoned:
             return False
-        placement = (flow_run.job_variables or {}).get("placement")
+        placement = job_variables_of(flow_run).get("placement")
         if not isinstance(placement, Mapping):
             placement = {}
         given = placement.get("avoid")
@@ -97,7 +98,7 @@ class Placements:
         }
         for source in (
             await self._deployment_values(flow_run.deployment_id),
-            flow_run.job_variables or {},
+            job_variables_of(flow_run),
         ):
             values.update({k: v for k, v in source.items() if k in _NAMES})
         try:

@@ -1,22 +1,23 @@
-"""One place that turns what can go wrong between a command and the Prefect API into one line."""
+"""A command's way to the Prefect API, and one line for what can go wrong on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
 EXIT_FAILED = 1
-# How Prefect's client begins a plain `RuntimeError` that says that it has no API.
-_NO_API = (
-    "Failed to reach API at",
-    "No Prefect API URL provided",
-    # Without PREFECT_API_URL it starts a temporary server, which a busy machine may not manage.
-    "Timed out while attempting to connect to ephemeral Prefect API server",
-)
 EXIT_REFUSED = 2
 """Bad input: nothing was started or created."""
+_NO_API = (
+    "No Prefect API is configured: start a server with `prefect server start` and set its address"
+    " with `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`."
+)
 
 
 class CommandError(Exception):
@@ -30,6 +31,27 @@ class CommandError(Exception):
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@asynccontextmanager
+async def api_client() -> AsyncIterator[PrefectClient]:
+    """A client of the API that the settings name, in the environment or in a profile.
+
+    Without one Prefect's own `get_client` starts a temporary server, and a command would answer
+    about a world in which there is nothing.
+
+    Raises:
+        CommandError: The settings name none; the text says how to set one.
+    """
+    # Imported here: `heteroflow --help` must not pay for it.
+    from prefect.client.orchestration import get_client
+    from prefect.settings import get_current_settings
+
+    # No `determine_server_type`: it takes an empty address for a server, `get_client` for none.
+    if not get_current_settings().api.url:
+        raise CommandError(_NO_API)
+    async with get_client() as client:
+        yield client
 
 
 @contextmanager
@@ -72,14 +94,10 @@ def api_error_text(error: BaseException) -> str | None:
         return _status_text(error)
     if isinstance(error, (httpx.TransportError, httpx.InvalidURL)):
         return _unreachable_text(str(error) or type(error).__name__)
-    if isinstance(error, (RuntimeError, ValueError)) and _is_clients_own(error):
+    # Prefect's client has no class of its own for it.
+    if isinstance(error, RuntimeError) and str(error).startswith("Failed to reach API at"):
         return _unreachable_text(str(error).rstrip("."))
     return None
-
-
-def _is_clients_own(error: RuntimeError | ValueError) -> bool:
-    """Whether Prefect's client says that it has no API, by an error of no class of its own."""
-    return str(error).startswith(_NO_API)
 
 
 def _status_text(error: object) -> str:
@@ -100,7 +118,7 @@ def _status_text(error: object) -> str:
 def _unreachable_text(cause: str) -> str:
     return (
         f"The Prefect API at {_api_url()} cannot be reached ({cause}). Start one with"
-        " `prefect server start`, or set PREFECT_API_URL."
+        " `prefect server start`, or set PREFECT_API_URL to another."
     )
 
 
@@ -110,8 +128,5 @@ def _api_url() -> str:
 
     from prefect.settings import get_current_settings
 
-    url = get_current_settings().api.url
-    if not url:
-        return "(PREFECT_API_URL is not set)"
-    parts = urlsplit(str(url))
+    parts = urlsplit(str(get_current_settings().api.url))
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from prefect_heteroflow.cli.fitting_table import Column, FittingTable
+from prefect_heteroflow.core.endings import what_followed
 
 if TYPE_CHECKING:
     from prefect_heteroflow.core.attempts import Attempt
@@ -25,64 +27,74 @@ STATUS_STYLE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
+class _Field:
     head: str
-    cell: Callable[[Attempt], object]
+    value: Callable[[Attempt], object]
     """What the attempt shows there, `None` for nothing."""
     justify: Literal["left", "right"] = "left"
+    leave_out: int | None = None
 
 
-_COLUMNS = (
-    _Column(head="#", cell=lambda row: row.attempt, justify="right"),
-    _Column(head="pool", cell=lambda row: row.pool),
-    _Column(head="node", cell=lambda row: row.node),
-    _Column(head="memory", cell=lambda row: row.memory_mb, justify="right"),
-    _Column(head="peak", cell=lambda row: row.peak_memory_mb, justify="right"),
-    _Column(head="GPU", cell=lambda row: row.gpu_memory_mb, justify="right"),
-    _Column(head="status", cell=lambda row: row.status.value),
-    _Column(head="exit", cell=lambda row: row.exit_code, justify="right"),
-    _Column(head="failure", cell=lambda row: row.failure),
+_FIELDS = (
+    _Field(head="#", value=lambda row: row.attempt, justify="right"),
+    _Field(head="pool", value=lambda row: row.pool, leave_out=5),
+    _Field(head="node", value=lambda row: row.node),
+    _Field(head="memory", value=lambda row: row.memory_mb, justify="right", leave_out=4),
+    _Field(head="peak", value=lambda row: row.peak_memory_mb, justify="right", leave_out=1),
+    _Field(head="GPU", value=lambda row: row.gpu_memory_mb, justify="right", leave_out=3),
+    _Field(head="status", value=lambda row: row.status.value),
+    _Field(head="exit", value=lambda row: row.exit_code, justify="right", leave_out=2),
+    _Field(head="failure", value=lambda row: row.failure),
 )
 
 
-def attempt_table(attempts: Sequence[Attempt], *, title: str | None = None) -> RenderableType:
+def attempt_table(attempts: Sequence[Attempt]) -> RenderableType:
     """One line per attempt (where, with what, how it ended), and below why and what was decided.
 
     Sizes are in MB (MiB). A column that would be empty is left out; what is left fits into 80
-    characters with names of a usual length.
+    characters with names of a usual length, and for longer ones further columns give way.
     """
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    columns = [
-        column for column in _COLUMNS if any(column.cell(row) is not None for row in attempts)
+    return Group(*attempt_parts(attempts))
+
+
+def attempt_parts(attempts: Sequence[Attempt]) -> list[RenderableType]:
+    """The same, part by part."""
+    fields = [field for field in _FIELDS if any(field.value(row) is not None for row in attempts)]
+    parts: list[RenderableType] = [
+        FittingTable(columns=[_column(field, attempts) for field in fields])
     ]
-    for column in columns:
-        table.add_column(column.head, justify=column.justify, no_wrap=True)
-    for row in attempts:
-        table.add_row(*(_text(column, row) for column in columns))
-    parts: list[RenderableType] = [table]
-    if title:
-        parts.insert(0, Text(title, style="bold"))
     if any(row.reason or row.decision for row in attempts):
         parts.append(_told(attempts))
-    return Group(*parts, Text("Sizes in MB (MiB).", style="dim"))
+    return [*parts, Text("Sizes in MB (MiB).", style="dim")]
+
+
+def _column(field: _Field, attempts: Sequence[Attempt]) -> Column:
+    return Column(
+        head=field.head,
+        cells=[_text(field, row) for row in attempts],
+        justify=field.justify,
+        leave_out=field.leave_out,
+    )
 
 
 def _told(attempts: Sequence[Attempt]) -> Table:
     """Reason and decision of each attempt that has one, with its number before them."""
     grid = Table.grid(padding=(0, 1, 0, 1))
     for row in attempts:
-        lines = [text for text in (row.reason, row.decision) if text]
-        if lines:
+        if lines := list(_sentences(row)):
             grid.add_row(Text(str(row.attempt), style="bold"), Text("\n".join(lines)))
     return grid
 
 
-def _text(column: _Column, row: Attempt) -> Text:
+def _sentences(row: Attempt) -> Iterator[str]:
+    if row.reason:
+        yield f"{row.reason} (rule {row.rule})" if row.rule else row.reason
+    if followed := what_followed(row):
+        yield f"{'Stopped' if row.ended_task else 'Then'}: {followed}" if row.reason else followed
+
+
+def _text(field: _Field, row: Attempt) -> Text:
     # `Text` takes brackets as they are; a plain string would be markup.
-    value = column.cell(row)
-    style = STATUS_STYLE.get(row.status.value, "") if column.head == "status" else ""
+    value = field.value(row)
+    style = STATUS_STYLE.get(row.status.value, "") if field.head == "status" else ""
     return Text("-" if value is None else str(value), style=style)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
 from prefect_heteroflow.cli.nodes import read_settings
 
 if TYPE_CHECKING:
@@ -83,18 +83,14 @@ def approve(
 
 
 async def _read() -> tuple[Sequence[BreakerRecord], Sequence[FlowRun]]:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.approval import read_held
     from prefect_heteroflow.orchestration.breaker_store import read_breakers
 
-    async with get_client() as client:
+    async with api_client() as client:
         return await read_breakers(client), await read_held(client)
 
 
 async def _reset(key: str) -> list[FlowRun]:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.attempts.held import release_held
     from prefect_heteroflow.core import breaker
     from prefect_heteroflow.orchestration.breaker_store import change_breaker, read_breakers
@@ -103,7 +99,7 @@ async def _reset(key: str) -> list[FlowRun]:
     now = utc_now()
     policy = read_settings().breaker_policy
     closed = breaker.reset("Reset by a person.")
-    async with get_client() as client:
+    async with api_client() as client:
         known = [record.key for record in await read_breakers(client)]
         if key not in known:
             there = f"There are: {', '.join(known)}." if known else "There is none yet."
@@ -113,11 +109,9 @@ async def _reset(key: str) -> list[FlowRun]:
 
 
 async def _approve(run: str) -> FlowRun:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.approval import approve_run, read_held
 
-    async with get_client() as client:
+    async with api_client() as client:
         held = await read_held(client)
         found = [it for it in held if run in (str(it.id), it.name)]
         if not found:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from prefect.client.orchestration import PrefectClient
-    from rich.table import Table
+    from rich.console import RenderableType
+    from rich.text import Text
 
     from prefect_heteroflow.core.resources import Gpu
     from prefect_heteroflow.orchestration.node_values import NodeRecord
@@ -56,9 +57,9 @@ def nodes(
             " prefect worker start --pool POOL --type heteroflow"
         )
         return
-    from rich.console import Console
+    from prefect_heteroflow.cli.fitting_table import show
 
-    Console().print(nodes_table(registry.nodes, now=now))
+    show(*nodes_parts(registry.nodes, now=now))
 
 
 @node_app.command("cordon")
@@ -87,23 +88,19 @@ def uncordon(
 
 
 async def _cordon(name: str, reason: str) -> None:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.clock import utc_now
     from prefect_heteroflow.orchestration.nodes import cordon_node
 
     now = utc_now()
-    async with get_client() as client:
+    async with api_client() as client:
         await _require_known(client, name)
         await cordon_node(client, name, reason=reason, at=now)
 
 
 async def _uncordon(name: str) -> bool:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.nodes import uncordon_node
 
-    async with get_client() as client:
+    async with api_client() as client:
         # A node that is not published any more can still be cordoned.
         if await uncordon_node(client, name):
             return True
@@ -131,11 +128,9 @@ def load_registry(now: datetime) -> Registry:
 
 
 async def _read(now: datetime, liveness: float) -> Registry:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.nodes import read_registry
 
-    async with get_client() as client:
+    async with api_client() as client:
         return await read_registry(client, now=now, liveness_seconds=liveness)
 
 
@@ -169,30 +164,52 @@ def read_settings() -> HeteroflowSettings:
         ) from error
 
 
-def nodes_table(records: Sequence[NodeRecord], *, now: datetime) -> Table:
-    """The nodes as a table for a terminal."""
-    from rich.markup import escape
-    from rich.table import Table
+def nodes_parts(records: Sequence[NodeRecord], *, now: datetime) -> list[RenderableType]:
+    """The nodes as a table for a terminal, and below it why one is cordoned and its last error."""
+    from rich.text import Text
 
-    table = Table()
-    for heading in ("Node", "Pool", "Memory MB", "GPUs (memory MB)", "Last heard of"):
-        table.add_column(heading, overflow="fold", justify="right" if "MB" in heading else "left")
-    table.add_column("Cordoned", overflow="fold")
-    table.add_column("Last error", overflow="fold")
-    for record in records:
-        node = record.node
-        age = age_text((now - record.heartbeat_at).total_seconds())
-        dead = "stopped" if record.stopped else "not live"
-        table.add_row(
-            escape(node.name),
-            escape(node.pool),
-            str(node.memory_mb),
-            escape(gpus_text(node.gpus)),
-            f"[green]live[/green], {age}" if node.live else f"[red]{dead}[/red], {age}",
-            escape(_cordon_text(record, now)),
-            escape(node.last_error or ""),
+    from prefect_heteroflow.cli.fitting_table import Column, FittingTable
+
+    nodes = [record.node for record in records]
+    table = FittingTable(
+        columns=[
+            Column(head="node", cells=[Text(node.name) for node in nodes]),
+            Column(head="pool", cells=[Text(node.pool) for node in nodes]),
+            Column(
+                head="memory",
+                cells=[Text(str(node.memory_mb)) for node in nodes],
+                justify="right",
+                leave_out=2,
+            ),
+            Column(
+                head="GPUs",
+                cells=[Text(gpus_text(node.gpus)) for node in nodes],
+                wraps=True,
+                leave_out=1,
+            ),
+            Column(head="state", cells=[_state(record, now) for record in records], wraps=True),
+        ]
+    )
+    told = [
+        Text(f" {node.name}: {text}")
+        for record, node in zip(records, nodes, strict=True)
+        for text in (
+            _cordon_text(record, now),
+            node.last_error and f"last error: {node.last_error}",
         )
-    return table
+        if text
+    ]
+    return [table, *told, Text("Sizes in MB (MiB).", style="dim")]
+
+
+def _state(record: NodeRecord, now: datetime) -> Text:
+    from rich.text import Text
+
+    age = age_text((now - record.heartbeat_at).total_seconds())
+    dead = "stopped" if record.stopped else "not live"
+    word = ("live", "green") if record.node.live else (dead, "red")
+    cordoned = (", ", ("cordoned", "yellow")) if record.node.cordoned else ()
+    return Text.assemble(word, *cordoned, f", {age}")
 
 
 def gpus_text(gpus: Sequence[Gpu]) -> str:
@@ -223,7 +240,8 @@ def _cordon_text(record: NodeRecord, now: datetime) -> str:
     reasons = [] if cordon.reason is None else [cordon.reason]
     reasons += [f"{uuid[:12]}: {reason}" for uuid, reason in cordon.gpus.items()]
     age = [] if cordon.at is None else [age_text((now - cordon.at).total_seconds())]
-    return ", ".join(["; ".join(reasons), *age])
+    text = ", ".join(["; ".join(reasons), *age])
+    return f"cordoned: {text}" if reasons else ""
 
 
 def _node_report(record: NodeRecord) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
 from prefect_heteroflow.cli.nodes import liveness_seconds, load_registry
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
+    from prefect_heteroflow.cli.fitting_table import FittingTable
     from prefect_heteroflow.core.resources import Pool
     from prefect_heteroflow.orchestration.nodes import Registry
 
@@ -103,16 +104,14 @@ def list_pools(
             "There is no work pool yet. Create one: prefect work-pool create POOL --type heteroflow"
         )
         return
-    from rich.console import Console
+    from prefect_heteroflow.cli.fitting_table import show
 
-    Console().print(pools_table(registry))
+    show(pools_table(registry))
 
 
 async def _tag(
     name: str, memory_mb: int | None, gpu_memory_mb: int | None, gpu_count: int | None
 ) -> Pool:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, tag_pool
 
     if memory_mb is None and gpu_memory_mb is None and gpu_count is None:
@@ -121,7 +120,7 @@ async def _tag(
             exit_code=EXIT_REFUSED,
         )
     liveness = liveness_seconds()
-    async with get_client() as client:
+    async with api_client() as client:
         try:
             return await tag_pool(
                 client,
@@ -136,12 +135,10 @@ async def _tag(
 
 
 async def _untag(name: str) -> bool:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, untag_pool
 
     liveness = liveness_seconds()
-    async with get_client() as client:
+    async with api_client() as client:
         try:
             return await untag_pool(client, name, liveness_seconds=liveness)
         except PoolNotFound as error:
@@ -160,24 +157,42 @@ def declared_text(pool: Pool) -> str:
     return ", ".join(parts)
 
 
-def pools_table(registry: Registry) -> Table:
+def pools_table(registry: Registry) -> FittingTable:
     """The work pools as a table for a terminal."""
-    from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table()
-    for heading in ("Pool", "Type", "Tagged with", "Live nodes", "Other nodes"):
-        table.add_column(heading, overflow="fold")
-    for pool in registry.pools:
-        live, other = _node_names(registry, pool.name)
-        table.add_row(
-            escape(pool.name) + (" [yellow](paused)[/yellow]" if pool.paused else ""),
-            escape(pool.worker_type or ""),
-            escape(declared_text(pool)),
-            escape(", ".join(live)),
-            escape(", ".join(other)),
-        )
-    return table
+    from prefect_heteroflow.cli.fitting_table import Column, FittingTable
+
+    pools = registry.pools
+    return FittingTable(
+        columns=[
+            Column(head="pool", cells=[_pool_text(pool) for pool in pools]),
+            Column(head="type", cells=[Text(it.worker_type or "") for it in pools], leave_out=1),
+            Column(
+                head="tagged with",
+                cells=[Text(declared_text(pool)) for pool in pools],
+                wraps=True,
+                leave_out=2,
+            ),
+            Column(head="nodes", cells=[_nodes_text(registry, pool.name) for pool in pools]),
+        ]
+    )
+
+
+def _pool_text(pool: Pool) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(pool.name, ("\n(paused)", "yellow") if pool.paused else "")
+
+
+def _nodes_text(registry: Registry, pool: str) -> Text:
+    """The pool's nodes, one a line: a list would be broken within a name."""
+    from rich.text import Text
+
+    live, other = _node_names(registry, pool)
+    return Text("\n").join(
+        [*map(Text, live), *(Text.assemble(name, (" (not live)", "red")) for name in other)]
+    )
 
 
 def _node_names(registry: Registry, pool: str) -> tuple[list[str], list[str]]:

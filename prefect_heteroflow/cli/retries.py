@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import CommandError, api_client, api_errors
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -46,24 +46,23 @@ def retries(
     if as_json:
         typer.echo(json.dumps(retries_report(str(task_id_of(found)), attempts)))
         return
-    from rich.console import Console
+    from rich.text import Text
 
-    from prefect_heteroflow.cli.attempt_table import attempt_table
+    from prefect_heteroflow.cli.attempt_table import attempt_parts
+    from prefect_heteroflow.cli.fitting_table import show
 
     title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
     if not attempts:
         typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.")
         return
-    Console().print(attempt_table(attempts, title=title))
+    show(Text(title, style="bold"), *attempt_parts(attempts))
 
 
 async def _load(run: str) -> tuple[FlowRun, list[Attempt]]:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.history import read_attempts
     from prefect_heteroflow.orchestration.transitions import task_id_of
 
-    async with get_client() as client:
+    async with api_client() as client:
         found = await find_run(client, run)
         return found, await read_attempts(client, task_id_of(found))
 

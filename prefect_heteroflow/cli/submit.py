@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import api_errors
+from prefect_heteroflow.cli.api_errors import api_client, api_errors
 
 if TYPE_CHECKING:
     from prefect_heteroflow.cli.submission import JobRequest, Submitted
@@ -69,7 +69,7 @@ def submit(
     ] = "container-job/container-job",
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show the attempts until the run has ended.")
+        bool, typer.Option("--watch", help="Show the attempts and the log until the run has ended.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for scripts on standard output.")
@@ -105,7 +105,7 @@ def submit(
     url = _url(submitted)
     if not as_json:
         _tell(submitted, deployment, url)
-    view = _watch(submitted) if watch else None
+    view = _watch(submitted, as_json=as_json) if watch else None
     if as_json:
         typer.echo(json.dumps(_report(submitted, deployment, url, view)))
     if view is not None and not view.completed:
@@ -113,25 +113,23 @@ def submit(
 
 
 def _create(request: JobRequest) -> Submitted:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.cli.submission import check_request, submit_job
 
     checked = check_request(request)
 
     async def create() -> Submitted:
-        async with get_client() as client:
+        async with api_client() as client:
             return await submit_job(client, checked)
 
     return asyncio.run(create())
 
 
-def _watch(submitted: Submitted) -> View:
+def _watch(submitted: Submitted, *, as_json: bool) -> View:
     from prefect_heteroflow.cli.watching import watch_run
 
     run = submitted.flow_run
     try:
-        return asyncio.run(watch_run(run.id))
+        return asyncio.run(watch_run(run.id, output_on_stderr=as_json))
     except KeyboardInterrupt:
         typer.echo(
             f"\nStopped watching; the run goes on. See it with `heteroflow retries {run.id}`, end"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from prefect_heteroflow.core.endings import what_followed
 from prefect_heteroflow.core.failures import FailureClass
 
 COUNTED_APART: frozenset[FailureClass] = frozenset({FailureClass.NODE_LOST, FailureClass.PREEMPTED})
@@ -239,7 +240,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Attempt], str]], ...] = (
     ("memory", lambda row: _memory(row)),
     ("GPU memory", lambda row: _mb(row.gpu_memory_mb)),
     ("what happened", lambda row: _what(row)),
-    ("then", lambda row: row.decision or ""),
+    ("then", lambda row: what_followed(row) or ""),
 )
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<|])")

@@ -96,13 +96,30 @@ def decide(
     return _retry(plan, diagnosis, policy, budget, jitter_fraction)
 
 
+def without_deployment(decision: Decision, diagnosis: Diagnosis) -> Decision:
+    """What becomes of a decision when the run has no deployment: it cannot be run again.
+
+    Args:
+        decision: What would follow if there were one.
+        diagnosis: Why the attempt failed.
+    """
+    if isinstance(decision, Stop):
+        return decision
+    ending = Ending.CRASHED if decision.counts_as == "infrastructure" else Ending.FAILED
+    return Stop(
+        ending=ending,
+        reason=f"{diagnosis.reason} A run without a deployment cannot be run again.",
+    )
+
+
 def _refusal(diagnosis: Diagnosis, policy: RetryPolicy) -> Stop | None:
     """The stop that needs no look at nodes, history and numbers."""
     failure, cause = diagnosis.failure, _cause(diagnosis)
     if failure is FailureClass.TASK_CANCELLED:
         return Stop(ending=Ending.CANCELLED, reason=f"{cause}; never retried")
     if diagnosis.verdict == "stop":
-        return Stop(ending=Ending.PERMANENT_FAILURE, reason=f"{cause}; a rule of yours stops it")
+        reason = f"{cause}; not retried, as the rule wants it"
+        return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
     ending = ending_without_retry(failure)
     if failure.group is FailureGroup.PERMANENT and diagnosis.verdict is None:
         return Stop(ending=ending, reason=f"{cause}; not retried, it would fail again")

@@ -12,6 +12,7 @@ from prefect_heteroflow.core.situation import (
     Plan,
     Situation,
     find_place,
+    find_place_when_back,
     gpu_memory_had_mb,
     same_place,
 )
@@ -45,7 +46,10 @@ def larger_gpu(situation: Situation) -> Plan | DeadEnd:
     )
     need = _need_text(had, needed)
     if isinstance(found, NoRoute):
-        return DeadEnd(reason=f"{need}; {found.reason}")
+        later = find_place_when_back(situation, request, more_gpu_memory_than_mb=had)
+        if later is None:
+            return DeadEnd(reason=f"{need}; {found.reason}")
+        found = later
     place, where = found
     return Plan(resources=request, place=place, change=f"{need}: next {where}", escalates=True)
 

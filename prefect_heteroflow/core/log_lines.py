@@ -69,3 +69,17 @@ def strip_prefixes(line: str) -> str:
             break
         position = found.end()
     return line[position:]
+
+
+def missing_end(seen: bytes, tail: bytes) -> bytes:
+    """The part of `tail` that comes after what was seen.
+
+    Args:
+        seen: The end of a stream that may have broken off.
+        tail: The end of the whole text.
+    """
+    # The longest beginning of the tail with which the stream ended: all of it, as a rule.
+    for length in range(min(len(seen), len(tail)), 0, -1):
+        if seen.endswith(tail[:length]):
+            return tail[length:]
+    return tail

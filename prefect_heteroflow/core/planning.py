@@ -16,6 +16,7 @@ from prefect_heteroflow.core.situation import (
     Plan,
     Situation,
     find_place,
+    find_place_when_back,
     same_place,
 )
 
@@ -65,21 +66,27 @@ def _grow_memory(situation: Situation) -> Plan | DeadEnd:
     if own is not None and fits(grown, own):  # cordoned, paused or not heard of: it will be back
         place = Place(pool=situation.pool, node=situation.node)
         return _memory_plan(situation, grown, place, f"on {own.name} once it is free again")
-    return _last_run_at_most(situation, found)
+    return _last_run_at_most(situation, grown, found)
 
 
-def _last_run_at_most(situation: Situation, no_route: NoRoute) -> Plan | DeadEnd:
-    """One last run with all that the largest node has, if that is more than before."""
+def _last_run_at_most(situation: Situation, grown: Resources, no_route: NoRoute) -> Plan | DeadEnd:
+    """One last run with all that the largest node has, if that is more than before.
+
+    Else the run waits for a node that holds what has grown and is away just now.
+    """
     request = situation.resources
     most = largest_memory_mb(request, situation.cluster, containers=situation.containers)
-    if most is None or most <= request.memory_mb:
-        return DeadEnd(reason=no_route.reason)
-    clipped = replace(request, memory_mb=most)
-    found = find_place(situation, clipped)
-    if isinstance(found, NoRoute):
-        return DeadEnd(reason=no_route.reason)
-    place, where = found
-    return _memory_plan(situation, clipped, place, f"{where}; no node has more, so a last run")
+    if most is not None and most > request.memory_mb:
+        clipped = replace(request, memory_mb=most)
+        found = find_place(situation, clipped)
+        if not isinstance(found, NoRoute):
+            place, where = found
+            where = f"{where}; no node has more, so a last run"
+            return _memory_plan(situation, clipped, place, where)
+    later = find_place_when_back(situation, grown)
+    if later is not None:
+        return _memory_plan(situation, grown, *later)
+    return DeadEnd(reason=no_route.reason)
 
 
 def _grow_memory_here(situation: Situation) -> Plan | DeadEnd:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from prefect_heteroflow.core.resources import Cluster, Node, Pool, Resources
@@ -161,6 +161,50 @@ def route(
     best = min(allowed, key=lambda seat: _preference(seat, demand, current_pool, current_node))
     return Route(
         pool=best.pool, node=best.node, reason=_why(best, demand, current_pool, current_node)
+    )
+
+
+def route_when_back(
+    request: Resources,
+    cluster: Cluster,
+    *,
+    current_pool: str | None,
+    avoid_nodes: Collection[str] = (),
+    more_gpu_memory_than_mb: int | None = None,
+    containers: bool | None = None,
+) -> Route | NoRoute:
+    """The pool in which a run can wait for a place that fits and is away: not live, or paused.
+
+    For runs that nothing fits now: a node that is being restarted is no reason to end them for
+    good. Cordoned nodes do not count, because somebody said that nothing is to run there.
+
+    Args:
+        request: What the attempt needs.
+        cluster: The nodes and pools that are known.
+        current_pool: Pool of the last attempt.
+        avoid_nodes: Names of nodes that must not be chosen.
+        more_gpu_memory_than_mb: Each GPU must have more than this, MiB.
+        containers: As for `route`.
+    """
+    back = Cluster(
+        nodes=tuple(replace(node, live=True) for node in cluster.nodes),
+        pools=tuple(replace(pool, paused=False) for pool in cluster.pools),
+    )
+    found = route(
+        request,
+        back,
+        current_pool=current_pool,
+        avoid_nodes=avoid_nodes,
+        more_gpu_memory_than_mb=more_gpu_memory_than_mb,
+        containers=containers,
+    )
+    if isinstance(found, NoRoute):
+        return found
+    size = f"{found.node} would fit" if found.node else "it would fit"
+    return Route(
+        pool=found.pool,
+        node=None,
+        reason=f"{size} and is not live or paused now, so the run waits for it",
     )
 
 

@@ -9,7 +9,7 @@ from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass, FailureGroup
 from prefect_heteroflow.core.policy import Place, RetryPolicy, RetryStrategy
 from prefect_heteroflow.core.resources import Cluster, Node, Resources
-from prefect_heteroflow.core.routing import NoRoute, Route, is_declared, route
+from prefect_heteroflow.core.routing import NoRoute, Route, is_declared, route, route_when_back
 from prefect_heteroflow.core.units import bytes_to_mb_ceil
 
 _BLAMES_THE_NODE = frozenset({FailureGroup.NODE, FailureGroup.UNKNOWN})
@@ -134,6 +134,22 @@ def find_place(
             return place, _where(answer, situation.pool)
     assert isinstance(answer, NoRoute)  # `_wishes` yields at least one
     return answer
+
+
+def find_place_when_back(
+    situation: Situation, request: Resources, *, more_gpu_memory_than_mb: int | None = None
+) -> tuple[Place, str] | None:
+    """Where the run can wait for a place that fits and is away just now, and words for it."""
+    answer = route_when_back(
+        request,
+        situation.cluster,
+        current_pool=situation.pool,
+        more_gpu_memory_than_mb=more_gpu_memory_than_mb,
+        containers=situation.containers,
+    )
+    if isinstance(answer, NoRoute):
+        return None
+    return Place(pool=answer.pool), _where(answer, situation.pool)
 
 
 def _wishes(

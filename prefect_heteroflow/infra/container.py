@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prefect_heteroflow.core.log_lines import missing_end
 from prefect_heteroflow.core.units import bytes_to_mb_ceil
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _LEFT_OUT = {
 }
 _LARGEST_REPORT = 4 * 1024 * 1024
 _LATE_EVENT_SECONDS = 1
+_TAIL_LINES = 200
+TAIL_BYTES = 16 * 1024
 
 
 @lru_cache(maxsize=1)
@@ -126,6 +129,24 @@ def pass_old_output(
     """Pass on what a container printed before a time, seconds since the epoch."""
     for chunk in container.logs(stream=True, follow=False, until=until):
         on_output(chunk)
+
+
+def missed_output(container: Container, printed_last: bytes) -> bytes:
+    """What the stream of an ended container did not bring; usually nothing.
+
+    Under load the engine ends the stream of a container that exits at once before its last line.
+
+    Args:
+        container: It has ended.
+        printed_last: The end of what was streamed, up to `TAIL_BYTES`.
+    """
+    import docker.errors
+
+    try:
+        tail = container.logs(tail=_TAIL_LINES)
+    except docker.errors.APIError:
+        return b""  # no log driver that can be read; the stream has said so
+    return missing_end(printed_last, tail[-TAIL_BYTES:])
 
 
 def container_state(container: Container) -> dict[str, Any]:

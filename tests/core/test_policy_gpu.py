@@ -230,3 +230,13 @@ def test_attempt_stays_off_pools_of_the_other_kind():
     )
     assert retry(after_gpu_oom(known, containers=True)).place.pool == "gpu-80gb"
     assert retry(after_gpu_oom(known, containers=False)).place.pool == "gpu-24gb"
+
+
+def test_run_waits_for_a_larger_gpu_whose_node_is_away():
+    known = cluster(
+        node("node-1", "gpu-8gb", 65536, 8192),
+        node("node-2", "large", 65536, 24576, live=False),
+    )
+    answer = retry(after_gpu_oom(known))
+    assert answer.place.pool == "large"
+    assert "node-2 would fit and is not live" in answer.reason

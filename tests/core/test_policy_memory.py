@@ -134,3 +134,23 @@ def test_shm_doubles_from_the_engines_default_up_to_the_memory_limit():
     assert series == [128, 200]
     end = stop(what_follows(FailureClass.SHARED_MEMORY_EXHAUSTED, BIG, resources=had))
     assert "raise memory_mb" in end.reason
+
+
+def test_run_waits_for_a_larger_node_that_is_away():
+    """A worker that is being restarted is no reason to end the run for good."""
+    known = cluster(node("node-1", "p", 4096), node("node-2", "big", 65536, live=False))
+    answer = retry(what_follows(OOM, known))
+    assert (answer.place, answer.resources.memory_mb) == (Place(pool="big"), 8192)
+    assert "node-2 would fit and is not live" in answer.reason
+
+
+def test_run_does_not_wait_for_a_larger_node_that_is_cordoned():
+    """Somebody has said that nothing is to run there."""
+    known = cluster(node("node-1", "p", 4096), node("node-2", "big", 65536, cordoned=True))
+    assert "node-2 (pool big) would fit but is cordoned" in stop(what_follows(OOM, known)).reason
+
+
+def test_last_run_with_what_is_there_comes_before_waiting_for_what_is_away():
+    known = cluster(node("node-1", "p", 6000), node("node-2", "big", 65536, live=False))
+    answer = retry(what_follows(OOM, known))
+    assert (answer.place.node, answer.resources.memory_mb) == ("node-1", 6000)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.support.images import BASE_IMAGE, PLAIN_IMAGE, ensure_image, why_not_
 from tests.support.needs import need
 from tests.support.prefect_server import PrefectServer
 from tests.support.registry import Registry, why_no_registry
-from tests.support.workers import Api
+from tests.support.workers import Api, StartWorker, Worker
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +69,37 @@ def api(server: PrefectServer) -> Iterator[Api]:
     """The REST API of `server`."""
     with contextlib.closing(Api(server)) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def docker_worker(
+    server: PrefectServer, api: Api, tmp_path_factory: pytest.TempPathFactory
+) -> StartWorker:
+    """Makes a pool and, for the time of a `with` block, a worker whose containers `engine` runs.
+
+    `gpus` and `memory_mb` are what the node declares; without `memory_mb` it is probed.
+    """
+
+    @contextmanager
+    def start(
+        engine: DockerEngine,
+        *,
+        pool: str,
+        node: str,
+        memory_mb: int | None = None,
+        gpus: str = "none",
+    ) -> Iterator[Worker]:
+        api.create_pool(pool, "heteroflow")
+        with Worker(
+            server,
+            tmp_path_factory.mktemp(node),
+            pool=pool,
+            node=node,
+            worker_type="heteroflow",
+            memory_mb=memory_mb,
+            gpus=gpus,
+            settings={"DOCKER_HOST": engine.host},
+        ) as started:
+            yield started
+
+    return start

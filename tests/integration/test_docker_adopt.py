@@ -9,26 +9,14 @@ import pytest
 
 from tests.support import wait_until
 from tests.support.docker_engine import DockerEngine
-from tests.support.prefect_server import PrefectServer
-from tests.support.workers import Api, Worker
+from tests.support.workers import Api, StartWorker, Worker
 
 POOL = "docker-adopt"
 
 
 @pytest.fixture
-def worker(
-    server: PrefectServer, api: Api, engine: DockerEngine, plain_image: str, tmp_path: Path
-) -> Iterator[Worker]:
-    api.create_pool(POOL, "heteroflow")
-    with Worker(
-        server,
-        tmp_path,
-        pool=POOL,
-        node="adopt-node",
-        worker_type="heteroflow",
-        gpus="none",
-        settings={"DOCKER_HOST": engine.host},
-    ) as started:
+def worker(docker_worker: StartWorker, engine: DockerEngine, plain_image: str) -> Iterator[Worker]:
+    with docker_worker(engine, pool=POOL, node="adopt-node") as started:
         yield started
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.support import wait_until
 from tests.support.docker_engine import DockerEngine
-from tests.support.prefect_server import PrefectServer
-from tests.support.workers import Api, Worker
+from tests.support.workers import Api, StartWorker, Worker
 
 POOL = "docker-attempts"
 NODE = "attempts-node"
@@ -17,24 +16,8 @@ INFERENCE_IMAGE = "vllm/vllm-openai"
 
 
 @pytest.fixture(scope="module")
-def worker(
-    server: PrefectServer,
-    api: Api,
-    engine: DockerEngine,
-    plain_image: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Worker]:
-    api.create_pool(POOL, "heteroflow")
-    with Worker(
-        server,
-        tmp_path_factory.mktemp("attempts-worker"),
-        pool=POOL,
-        node=NODE,
-        worker_type="heteroflow",
-        memory_mb=16384,
-        gpus="none",
-        settings={"DOCKER_HOST": engine.host},
-    ) as started:
+def worker(docker_worker: StartWorker, engine: DockerEngine, plain_image: str) -> Iterator[Worker]:
+    with docker_worker(engine, pool=POOL, node=NODE, memory_mb=16384) as started:
         yield started
 
 

@@ -14,38 +14,23 @@ from tests.support.docker_engine import DockerEngine
 from tests.support.images import BASE_IMAGE, ensure_image, why_not_buildable
 from tests.support.needs import need
 from tests.support.prefect_server import PrefectServer
-from tests.support.workers import FLOWS, Api, Worker
+from tests.support.workers import FLOWS, Api, StartWorker
 
 SMALL, LARGE = "docker-gpu-8gb", "docker-gpu-24gb"
 PICTURES = os.environ.get("HETEROFLOW_TEST_PICTURES")
 
 
 @pytest.fixture(scope="module")
-def nodes(
-    server: PrefectServer,
-    api: Api,
-    gpu_engine: DockerEngine,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[None]:
+def nodes(docker_worker: StartWorker, gpu_engine: DockerEngine) -> Iterator[None]:
     """Two nodes, each with a worker and declared GPUs, on one engine that takes GPU requests."""
     need(why_not_buildable(BASE_IMAGE))
     ensure_image(gpu_engine.client(), BASE_IMAGE)
-    root = tmp_path_factory.mktemp("gpu-nodes")
     with contextlib.ExitStack() as stack:
         for pool, gpu_mb in ((SMALL, 8192), (LARGE, 24576)):
-            api.create_pool(pool, "heteroflow")
-            stack.enter_context(
-                Worker(
-                    server,
-                    root,
-                    pool=pool,
-                    node=f"node-{pool}",
-                    worker_type="heteroflow",
-                    memory_mb=8192,
-                    gpus=str(gpu_mb),
-                    settings={"DOCKER_HOST": gpu_engine.host},
-                )
+            started = docker_worker(
+                gpu_engine, pool=pool, node=f"node-{pool}", memory_mb=8192, gpus=str(gpu_mb)
             )
+            stack.enter_context(started)
         yield
 
 

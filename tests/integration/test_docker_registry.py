@@ -8,31 +8,15 @@ import pytest
 
 from tests.support.docker_engine import DockerEngine
 from tests.support.images import PLAIN_IMAGE
-from tests.support.prefect_server import PrefectServer
 from tests.support.registry import FlakyProxy, Registry
-from tests.support.workers import Api, Worker
+from tests.support.workers import Api, StartWorker, Worker
 
 POOL = "docker-registry"
 
 
 @pytest.fixture(scope="module")
-def worker(
-    server: PrefectServer,
-    api: Api,
-    engine: DockerEngine,
-    plain_image: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Worker]:
-    api.create_pool(POOL, "heteroflow")
-    with Worker(
-        server,
-        tmp_path_factory.mktemp("registry-worker"),
-        pool=POOL,
-        node="registry-node",
-        worker_type="heteroflow",
-        gpus="none",
-        settings={"DOCKER_HOST": engine.host},
-    ) as started:
+def worker(docker_worker: StartWorker, engine: DockerEngine, plain_image: str) -> Iterator[Worker]:
+    with docker_worker(engine, pool=POOL, node="registry-node") as started:
         yield started
 
 

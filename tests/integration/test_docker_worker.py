@@ -10,8 +10,7 @@ import pytest
 from prefect_heteroflow.infra.container import saw_oom_event
 from tests.support import wait_until
 from tests.support.docker_engine import DockerEngine
-from tests.support.prefect_server import PrefectServer
-from tests.support.workers import FLOWS, Api, Worker
+from tests.support.workers import FLOWS, Api, StartWorker, Worker
 
 POOL = "docker-a"
 NODE = "docker-node-a"
@@ -20,25 +19,9 @@ NO_DELAY = {"retry_delay": 0, "retry_jitter": 0}
 
 @pytest.fixture(scope="module")
 def worker(
-    server: PrefectServer,
-    api: Api,
-    engine: DockerEngine,
-    base_image: str,
-    plain_image: str,
-    tmp_path_factory: pytest.TempPathFactory,
+    docker_worker: StartWorker, engine: DockerEngine, base_image: str, plain_image: str
 ) -> Iterator[Worker]:
-    api.create_pool(POOL, "heteroflow")
-    root = tmp_path_factory.mktemp("docker-worker")
-    with Worker(
-        server,
-        root,
-        pool=POOL,
-        node=NODE,
-        worker_type="heteroflow",
-        memory_mb=20000,
-        gpus="none",
-        settings={"DOCKER_HOST": engine.host},
-    ) as started:
+    with docker_worker(engine, pool=POOL, node=NODE, memory_mb=20000) as started:
         yield started
 
 

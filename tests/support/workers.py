@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -58,12 +59,14 @@ class Worker:
         if limit is not None:
             self._command += ["--limit", str(limit)]
         prefix = "PREFECT_INTEGRATIONS_HETEROFLOW_NODE_"
-        extra = {f"{prefix}NAME": node, "PYTHONUNBUFFERED": "1"}
+        # Tests share deployments, and so their breakers; the tests of breakers turn them on.
+        off = "PREFECT_INTEGRATIONS_HETEROFLOW_BREAKER_MAX_RESTARTS"
+        extra = {f"{prefix}NAME": node, "PYTHONUNBUFFERED": "1", off: "-1"}
         if memory_mb is not None:
             extra[f"{prefix}MEMORY_MB"] = str(memory_mb)
         if gpus is not None:
             extra[f"{prefix}GPUS"] = gpus
-        self._env = server.env(**extra, **(settings or {}))
+        self._env = server.env(**{**extra, **(settings or {})})
         self._process: subprocess.Popen[bytes] | None = None
         self._position = 0
 
@@ -136,6 +139,10 @@ class Worker:
         self.stop()
 
 
+StartWorker = Callable[..., AbstractContextManager[Worker]]
+"""What the fixture `docker_worker` of `tests/integration` gives."""
+
+
 @dataclass(frozen=True)
 class State:
     """One entry of a run's state history."""
@@ -181,6 +188,12 @@ class Api:
         if response.is_error:
             raise AssertionError(f"POST {path}: {response.status_code} {response.text[:2000]}")
         return response.json()
+
+    def patch(self, path: str, body: Any) -> None:
+        """PATCH."""
+        response = self._sent("PATCH", path, body)
+        if response.is_error:
+            raise AssertionError(f"PATCH {path}: {response.status_code} {response.text[:2000]}")
 
     def create_pool(self, name: str, worker_type: str) -> None:
         """Create a pool as `prefect work-pool create --type` does."""

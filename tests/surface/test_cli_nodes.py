@@ -41,8 +41,7 @@ def api(server: PrefectServer) -> Iterator[PrefectServer]:
 
 
 def run_command(*arguments: str) -> Result:
-    # Wide enough that no cell of a table is folded.
-    return CliRunner(env={"COLUMNS": "240"}).invoke(app, arguments)
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments)
 
 
 def with_client(work: Callable[[PrefectClient], Awaitable[Any]]) -> Any:
@@ -79,13 +78,17 @@ def test_nodes_table_shows_what_a_person_asks_for(api: PrefectServer) -> None:
     result = run_command("nodes")
     assert result.exit_code == 0
     first = line_with(f"{pool}-a", result.stdout)
-    for text in ("65536", "2 x 24576 NVIDIA A10", "live", "s ago", "fan", "[disk] full"):
+    for text in ("65536", "2 x 24576 NVIDIA A10", "live, cordoned, ", "s ago"):
         assert text in first
+    assert f" {pool}-a: last error: [disk] full" in result.stdout.splitlines()
+    assert f" {pool}-a: cordoned: fan, " in line_with(f"{pool}-a: cordoned", result.stdout)
     second = line_with(f"{pool}-b", result.stdout)
     for text in ("none", "not live", "2 h ago"):
         assert text in second
     assert run_command("nodes", "uncordon", f"{pool}-a").exit_code == 0
-    assert "fan" not in line_with(f"{pool}-a", run_command("nodes").stdout)
+    output = run_command("nodes").stdout
+    assert "cordoned" not in line_with(f"{pool}-a", output)
+    assert f"{pool}-a: cordoned" not in output
 
 
 def test_nodes_json_has_every_field(api: PrefectServer) -> None:
@@ -142,8 +145,8 @@ def test_nodes_show_why_and_since_when_something_is_cordoned(api: PrefectServer)
         await cordon_node(client, name, reason="fan", at=at)
 
     with_client(cordon_both)
-    shown = line_with(name, run_command("nodes").stdout)
-    assert "fan; GPU-12345678: Xid 94, 5 min ago" in shown
+    shown = line_with(f"{name}: cordoned", run_command("nodes").stdout)
+    assert shown == f" {name}: cordoned: fan; GPU-12345678: Xid 94, 5 min ago"
     found = json.loads(run_command("nodes", "--json").stdout)["nodes"]
     node = next(node for node in found if node["name"] == name)
     assert node["cordoned_gpus"] == {"GPU-12345678": "Xid 94"}
@@ -192,34 +195,32 @@ def test_bad_input_is_refused_before_anything_is_written(
     """Exit status 2 and what to do, no traceback."""
     result = run_command("pool", *arguments)
     assert result.exit_code == 2
-    assert complaint in result.stderr
+    assert complaint in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nodes"],
-        ["nodes", "--json"],
-        ["nodes", "cordon", "n"],
-        ["node", "cordon", "n"],
-        ["nodes", "uncordon", "n"],
-        ["pool", "ls"],
-        ["pool", "tag", "p", "--memory-mb", "1"],
-        ["pool", "untag", "p"],
-    ],
-)
-@pytest.mark.parametrize("url_is_set", [True, False])
-def test_unreachable_api_is_one_line_and_exit_1(arguments: list[str], url_is_set: bool) -> None:
+COMMANDS = [
+    ["nodes"],
+    ["nodes", "--json"],
+    ["nodes", "cordon", "n"],
+    ["node", "cordon", "n"],
+    ["nodes", "uncordon", "n"],
+    ["pool", "ls"],
+    ["pool", "tag", "p", "--memory-mb", "1"],
+    ["pool", "untag", "p"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_unreachable_api_is_one_line_and_exit_1(arguments: list[str]) -> None:
     """What was tried and what to do."""
-    url = f"http://127.0.0.1:{free_port()}/api" if url_is_set else None
+    url = f"http://127.0.0.1:{free_port()}/api"
     with temporary_settings({PREFECT_API_URL: url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}):
         result = run_command(*arguments)
     assert result.exit_code == 1
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("Error: The Prefect API at ")
-    assert (url or "PREFECT_API_URL is not set") in result.stderr
+    assert result.stderr.startswith(f"Error: The Prefect API at {url} cannot be reached ")
     assert "prefect server start" in result.stderr
 
 

@@ -37,8 +37,7 @@ def api(server: PrefectServer) -> Iterator[PrefectServer]:
 
 
 def run_command(*arguments: str) -> Result:
-    # Wide enough that no cell of the table is folded.
-    return CliRunner(env={"COLUMNS": "240"}).invoke(app, ["retries", *arguments])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, ["retries", *arguments])
 
 
 def killed(number: int) -> Attempt:

@@ -1,17 +1,11 @@
-"""`heteroflow submit` on a real server: what it refuses, what it creates, how it watches."""
+"""`heteroflow submit` on a real server: what it refuses, what it creates."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import pytest
@@ -21,14 +15,11 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Failed
 from typer.testing import CliRunner
 
 from prefect_heteroflow.cli import app
 from prefect_heteroflow.cli.submission import DEFAULT_DEPLOYMENT, room_problem
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Pool, Resources
-from prefect_heteroflow.orchestration.history import write_attempts
 from tests.support.prefect_server import PrefectServer
 
 T = TypeVar("T")
@@ -225,90 +216,3 @@ def test_node_that_is_away_still_counts() -> None:
 def test_pool_of_which_nothing_is_known_is_not_judged() -> None:
     """Its machines may be of any size."""
     assert judged(Resources(gpu_count=2), NODE, pool="gpu-80gb") is None
-
-
-# --- watching -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def watching(server: PrefectServer, pool: str, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that submits and watches; its output is no terminal."""
-    script = "from prefect_heteroflow.cli import app; app()"
-    arguments = ["submit", *JOB, "--pool", pool, "--watch", *more]
-    with subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        env=server.env(PYTHONPATH=os.pathsep.join(sys.path)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-async def newest_run(client: PrefectClient, pool: str) -> FlowRun | None:
-    body = {"work_pools": {"name": {"any_": [pool]}}, "limit": 1}
-    found = (await client.request("POST", "/flow_runs/filter", json=body)).json()
-    return FlowRun.model_validate(found[0]) if found else None
-
-
-def wait_for_run(process: subprocess.Popen[str], pool: str) -> FlowRun:
-    for _ in range(120):
-        run = with_client(lambda client: newest_run(client, pool))
-        if run is not None:
-            return run
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.5)
-    raise TimeoutError("nothing was submitted")
-
-
-def end(run: FlowRun, state: Any) -> None:
-    row = Attempt(
-        attempt=1,
-        flow_run_id=str(run.id),
-        status=AttemptStatus.COMPLETED if state.is_completed() else AttemptStatus.FAILED,
-        node="node-1",
-        memory_mb=2048,
-        decision="stop: told so by the test",
-    )
-
-    async def act(client: PrefectClient) -> None:
-        await write_attempts(client, run.id, [row], summary=False)
-        await client.set_flow_run_state(run.id, state, force=True)
-
-    with_client(act)
-
-
-def test_watching_a_run_that_completes_ends_with_exit_code_0(pool: str, api: PrefectServer) -> None:
-    """The changes go to standard error, the report to standard output."""
-    with watching(api, pool, "--json") as process:
-        end(wait_for_run(process, pool), Completed())
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert json.loads(out)["state"] == "Completed"
-    assert "attempt 1 on node-1 with 2048 MB: completed" in err
-
-
-def test_watching_a_run_that_fails_ends_with_exit_code_1(pool: str, api: PrefectServer) -> None:
-    """Scripts can tell by the exit code alone."""
-    state = Failed(name="PermanentFailure", message="no node is large enough")
-    with watching(api, pool) as process:
-        end(wait_for_run(process, pool), state)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
-    assert "PermanentFailure: no node is large enough" in err
-
-
-def test_interrupt_ends_the_watching_and_not_the_run(pool: str, api: PrefectServer) -> None:
-    """Ctrl-C leaves the run alone and says so."""
-    with watching(api, pool) as process:
-        run = wait_for_run(process, pool)
-        assert process.stderr is not None
-        process.stderr.readline()  # it watches
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert f"the run goes on. See it with `heteroflow retries {run.id}`" in err
-    assert with_client(lambda client: client.read_flow_run(run.id)).state_name == "Scheduled"

@@ -21,6 +21,7 @@ OVERRIDES = [
     (RetryingWorker, BaseWorker, "_submit_scheduled_flow_runs"),
     (RetryingWorker, BaseWorker, "_cancel_run"),
     (RetryingWorker, BaseWorker, "_propose_crashed_state"),
+    (RetryingWorker, BaseWorker, "_give_worker_labels_to_flow_run"),
     (HeteroflowWorker, DockerWorker, "_build_container_settings"),
     (HeteroflowWorker, DockerWorker, "_create_container"),
     (HeteroflowJobConfiguration, BaseJobConfiguration, "_base_flow_run_command"),
@@ -46,6 +47,7 @@ def test_overridden_method_still_has_the_parameters_we_override(
     [
         (BaseWorker.get_and_submit_flow_runs, "self._submit_scheduled_flow_runs("),
         (BaseWorker._setup_cancellation_observer, "self._cancel_run"),
+        (BaseWorker._submit_run_and_capture_errors, "self._give_worker_labels_to_flow_run("),
         (BaseWorker._submit_run_and_capture_errors, "Failed to submit flow run to infrastructure:"),
         (DockerWorker._create_and_start_container, "self._create_container("),
         (DockerWorker._create_and_start_container, "self._build_container_settings("),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -13,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from demo.cases import NODES, Case, cases, differences
+from demo.report import Shown, print_report
 from demo.services import processes_of
+from prefect_heteroflow.cli.watching import View
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from tests.support import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +75,10 @@ def test_demo_ends_with_0(finished: Finished) -> None:
 def test_demo_prints_the_attempts_of_the_case_and_a_link(finished: Finished, case: Case) -> None:
     """Node, memory and cause of each attempt, the decision, and where to look."""
     part = finished.output.partition(case.title)[2]
-    table, link, _ = part.partition("/runs/flow-run/")
+    table, link, after = part.partition("/runs/flow-run/")
     assert link
+    assert table.splitlines()[-1].startswith(f"{case.state}, as intended  http://")
+    assert after.splitlines()[0].endswith("(stays up with KEEP=1)")
     for failure, node, memory_mb in case.attempts:
         words = [str(word) for word in (node, memory_mb, failure) if word is not None]
         assert re.search(r"\b.*?\b".join(map(re.escape, words)), table), table
@@ -149,6 +156,47 @@ def test_too_old_python_is_named(tmp_path: Path) -> None:
     )
     assert (done.returncode, "is Python 3.9" in done.stderr) == (1, True)
     assert "make demo PYTHON=" in done.stderr
+
+
+def report(case: Case, *, state: str | None = None, kept: bool = False) -> tuple[int, str]:
+    """How many cases failed, and what is printed, for a run of one attempt."""
+    failure, node, memory_mb = case.attempts[0]
+    status = AttemptStatus.COMPLETED if failure is None else AttemptStatus.FAILED
+    row = Attempt(
+        attempt=1, flow_run_id="r", status=status, failure=failure, node=node, memory_mb=memory_mb
+    )
+    view = View(name="run", state=state or case.state, final=True, attempts=(row,))
+    shown = Shown(case=case, view=view, url="http://127.0.0.1:1/runs/flow-run/r")
+    console = Console(file=io.StringIO(), width=132)
+    failures = print_report(console, [shown], kept=kept, seconds=1)
+    assert isinstance(console.file, io.StringIO)
+    return failures, console.file.getvalue()
+
+
+REFUSED = next(case for case in CASES if case.state == "PermanentFailure")
+
+
+def test_failure_that_was_intended_is_introduced_as_such() -> None:
+    """Nobody takes the failed attempts of a demo for a failed demo."""
+    failures, output = report(REFUSED)
+    assert failures == 0
+    assert "\nPermanentFailure, as intended  http://" in output
+    assert output.index("the case is made so") < output.index(REFUSED.title)
+
+
+def test_failure_that_was_not_intended_is_told_apart() -> None:
+    """The near miss: it ends as another state than the case says."""
+    failures, output = report(REFUSED, state="Crashed")
+    assert (failures, "as intended" in output) == (1, False)
+    assert "Not as it should be: it ended as Crashed, expected PermanentFailure" in output
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_links_say_whether_they_outlive_the_demo(kept: bool) -> None:
+    """With KEEP=1 they do, and there is nothing to say."""
+    output = report(REFUSED, kept=kept)[1]
+    assert ("flow-run/r  (stays up with KEEP=1)" in output) is not kept
+    assert ("`make demo KEEP=1` keeps it up" in output) is not kept
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 import click
 import pytest
 import typer.main
+import yaml
 
 from prefect_heteroflow.cli import app
 from tests.core.test_docs import PAGES, README, ROOT, blocks
@@ -177,6 +178,55 @@ def test_example_of_the_readme_completes_with_twice_the_memory(
         flow_run = api.submit(deployment)
         assert api.wait_end(flow_run).name == "Completed"
     assert [row["memory_mb"] for row in api.rows(flow_run)] == [2048, 4096]
+
+
+def deployed(server: PrefectServer, api: Api, folder: Path, config: dict[str, Any]) -> Any:
+    """The deployment `train/nightly` after `prefect deploy --all` with this `prefect.yaml`."""
+    (folder / "train.py").write_text(EXAMPLE, encoding="utf-8")
+    (folder / "prefect.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    pool = config["deployments"][0]["work_pool"]["name"]
+    if pool not in [each["name"] for each in api.post("/work_pools/filter", {})]:
+        api.create_pool(pool, "heteroflow")
+    done = subprocess.run(
+        [PREFECT, "--no-prompt", "deploy", "--all"],
+        cwd=folder,
+        env=server.env(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return api.get("/deployments/name/train/nightly")
+
+
+def readme_deployment() -> dict[str, Any]:
+    """The `prefect.yaml` of "On real nodes"."""
+    examples = [yaml.safe_load(text) for text in blocks(README, "yaml")]
+    return next(each for each in examples if "deployments" in each)
+
+
+def test_deployment_of_the_readme_finds_its_code_in_the_image(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """The pull step of the snippet reaches the deployment, with its job variables."""
+    config = readme_deployment()
+    found = deployed(server, api, tmp_path, config)
+    assert found["pull_steps"] == config["pull"]
+    assert found["job_variables"] == config["deployments"][0]["work_pool"]["job_variables"]
+
+
+@pytest.mark.parametrize("has_image", [True, False], ids=["with an image", "without"])
+def test_deployment_without_a_pull_step_expects_the_code_where_the_readme_says(
+    server: PrefectServer, api: Api, tmp_path: Path, has_image: bool
+) -> None:
+    """Prefect's own guess, which is seldom right for a container."""
+    config = readme_deployment()
+    del config["pull"]
+    if not has_image:
+        del config["deployments"][0]["work_pool"]["job_variables"]["image"]
+    (step,) = deployed(server, api, tmp_path, config)["pull_steps"]
+    expected = "/opt/prefect" if has_image else str(tmp_path)
+    assert step == {"prefect.deployments.steps.set_working_directory": {"directory": expected}}
 
 
 def test_body_of_the_rest_example_creates_a_plain_job(server: PrefectServer, api: Api) -> None:

@@ -344,3 +344,19 @@ def test_cancel_that_is_heard_several_times_leaves_no_crash(
     api.cancel(run)
     api.wait_end(run)
     assert "Crashed" not in [state.name for state in api.states(run)]
+
+
+def test_cancel_of_a_retry_that_a_worker_holds_until_it_is_due_keeps_the_earlier_rows(
+    api: Api, nodes: dict[str, Worker]
+) -> None:
+    """Workers take runs ten seconds ahead of time, and hold them until the delay is over."""
+    flow = deploy(api, "flaky_network", memory_mb=512, retry_delay=9)
+    run = api.submit(flow, {"failures": 9})
+    api.wait_state(run, "AwaitingRetry")
+    api.wait_state(run, "Pending", "Submitting")
+    api.cancel(run)
+    assert api.wait_end(run).name == "Cancelled"
+    assert [(r["status"], r["failure"]) for r in api.rows(run)] == [
+        ("failed", "NetworkTimeout"),
+        ("cancelled", "TaskCancelled"),
+    ]

@@ -44,7 +44,7 @@ async def retried(client: PrefectClient, run_id: UUID, **variables: object) -> b
     run = await client.read_flow_run(run_id)
     now = utc_now()
     return await transitions.await_retry(
-        client, run, due=now, now=now, message="again", job_variables=dict(variables)
+        client, run, due=now, message="again", job_variables=dict(variables)
     )
 
 
@@ -55,7 +55,10 @@ async def test_running_run_is_scheduled_again_with_new_job_variables(
     assert await retried(client, run_id, memory_mb=128)
     run = await client.read_flow_run(run_id)
     assert run.state is not None
-    assert (run.state.name, run.job_variables["memory_mb"]) == ("AwaitingRetry", 128)
+    assert (run.state.name, transitions.job_variables_of(run)["memory_mb"]) == (
+        "AwaitingRetry",
+        128,
+    )
     assert run.state.state_details.scheduled_time <= utc_now() + timedelta(seconds=1)
 
 

@@ -1,0 +1,182 @@
+"""Watches the attempts of workers that are away, and moves those that give no sign of life.
+
+Every worker does so for all pools. What it remembers of an attempt (how long it has been silent)
+is its own; that only one of them moves the run is kept by a lease.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import httpx
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
+
+from prefect_heteroflow.attempts.orphans import schedule_again
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.contact import Answer, Contact, Ended, Lost, look
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.heartbeats import last_heartbeat
+from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.orchestration.leases import lease
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+_PAGE = 200
+_OURS = ("heteroflow", "heteroflow-process")
+# Longer than settling an attempt takes while the API answers.
+_LEASE_SECONDS = 120.0
+# Looks come with `reconcile`, about every 15 s.
+_LONGEST_PAUSE_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """An attempt whose worker is away."""
+
+    flow_run: FlowRun
+    node: str
+    history: tuple[Attempt, ...]
+    """Empty for a run that its worker had taken and of which nothing was written yet."""
+
+    @property
+    def key(self) -> tuple[UUID, int]:
+        """The attempt's name among all."""
+        return self.flow_run.id, self.history[-1].attempt if self.history else 0
+
+
+class LostContact:
+    """What one worker knows of the attempts of others.
+
+    Args:
+        worker: Its client, settings and node are used.
+        logger: For what is found.
+    """
+
+    def __init__(self, worker: RetryingWorker, logger: Any) -> None:
+        self._worker = worker
+        self._logger = logger
+        self._contacts: dict[tuple[UUID, int], Contact] = {}
+
+    async def look(self) -> None:
+        """Look once at each attempt whose worker is away, and settle those that are lost."""
+        try:
+            suspects = await self._find_suspects()
+        except httpx.HTTPError:
+            for key in self._contacts:
+                self._judge(key, Answer.LINE_DOWN, None)
+            raise
+        known = {suspect.key for suspect in suspects}
+        self._contacts = {key: it for key, it in self._contacts.items() if key in known}
+        for suspect in suspects:
+            try:
+                await self._look_at(suspect)
+            except ObjectNotFound:
+                self._contacts.pop(suspect.key, None)
+
+    async def _look_at(self, suspect: Suspect) -> None:
+        beat = await last_heartbeat(self._worker.client, suspect.flow_run.id)
+        judged = self._judge(suspect.key, Answer.SILENT, beat)
+        if isinstance(judged, Lost):
+            self._contacts.pop(suspect.key, None)
+            await self._settle(suspect, judged)
+        elif not isinstance(judged, Ended) and judged.note:
+            logger = self._worker.get_flow_run_logger(suspect.flow_run)
+            logger.warning("Worker of node %s is away. %s", suspect.node, judged.note)
+
+    def _judge(self, key: tuple[UUID, int], answer: Answer, heartbeat: float | None) -> Any:
+        after, judged = look(
+            self._contacts.get(key, Contact()),
+            answer,
+            now=time.monotonic(),
+            lost_contact_timeout=self._worker.heteroflow_settings.lost_contact_timeout,
+            longest_pause=_LONGEST_PAUSE_SECONDS,
+            heartbeat=heartbeat,
+        )
+        self._contacts[key] = after
+        return judged
+
+    async def _find_suspects(self) -> list[Suspect]:
+        cluster = await self._worker.read_cluster(fresh=True)
+        types = {pool.name: pool.worker_type for pool in cluster.pools}
+        away = {
+            node.name: node.pool
+            for node in cluster.nodes
+            if not node.live and types.get(node.pool) in _OURS
+        }
+        if not away:
+            return []
+        runs = await self._worker.client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(
+                    type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+                )
+            ),
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=sorted(away.values()))),
+            limit=_PAGE,
+        )
+        found = []
+        for run in runs:
+            if not self._worker.has_life(run.id):
+                suspect = await self._suspect(run, away)
+                if suspect is not None:
+                    found.append(suspect)
+        return found
+
+    async def _suspect(self, run: FlowRun, away: dict[str, str]) -> Suspect | None:
+        history = tuple(await read_attempts(self._worker.client, transitions.task_id_of(run)))
+        last = history[-1] if history else None
+        if last is not None and last.status is AttemptStatus.RUNNING:
+            if last.node in away and last.flow_run_id == str(run.id):
+                return Suspect(flow_run=run, node=last.node, history=history)
+            return None
+        if run.state is not None and run.state.type is StateType.PENDING:
+            # Taken, and nothing written yet: by whom is in the worker's labels.
+            taker = run.labels.get("prefect.worker.name")
+            node = next(name for name, pool in away.items() if pool == run.work_pool_name)
+            if taker is not None and await self._is_offline(str(run.work_pool_name), str(taker)):
+                return Suspect(flow_run=run, node=node, history=())
+        return None
+
+    async def _is_offline(self, pool: str, worker_name: str) -> bool:
+        workers = await self._worker.client.read_workers_for_work_pool(pool)
+        named = [it for it in workers if it.name == worker_name]
+        return bool(named) and all(it.status == "OFFLINE" for it in named)
+
+    async def _settle(self, suspect: Suspect, lost: Lost) -> None:
+        worker, run = self._worker, suspect.flow_run
+        name = f"lost_{run.id.hex}_{suspect.key[1]}"
+        async with lease(worker.client, name, seconds=_LEASE_SECONDS) as held:
+            if not held:
+                return
+            now = await worker.client.read_flow_run(run.id)
+            history = tuple(await read_attempts(worker.client, transitions.task_id_of(now)))
+            unchanged = (
+                now.state is not None
+                and run.state is not None
+                and now.state.id == run.state.id
+                and history == (suspect.history or history)
+            )
+            if not unchanged:
+                return  # it lives, or somebody was faster
+            self._logger.warning(
+                "Run %s is lost with node %s: %s", run.id, suspect.node, lost.reason
+            )
+            if suspect.history:
+                reason = f"Node {suspect.node} is away. {lost.reason}"
+                await worker.settle_lost(now, history, because=reason)
+            else:
+                await schedule_again(
+                    worker, now, f"Node {suspect.node} went away before the attempt was started."
+                )

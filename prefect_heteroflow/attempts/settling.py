@@ -1,0 +1,197 @@
+"""What follows from the end of an attempt: why it failed, what is decided, and who does it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from prefect.client.schemas.objects import FlowRun
+
+from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
+from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
+from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
+from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
+from prefect_heteroflow.core.attempts import Attempt, current_series
+from prefect_heteroflow.core.decide import decide, without_deployment
+from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
+from prefect_heteroflow.core.job_values import JobValues
+from prefect_heteroflow.core.policy import Decision, Retry
+from prefect_heteroflow.core.resources import Resources
+from prefect_heteroflow.core.scanner import FailureScanner
+from prefect_heteroflow.core.user_rules import combine_user_rules
+from prefect_heteroflow.environment import EngineReport
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.insisting import insist
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class AttemptSettling:
+    """Settles one attempt. Each public method may be called once."""
+
+    worker: RetryingWorker
+    flow_run: FlowRun
+    task_id: UUID
+    history: tuple[Attempt, ...]
+    row: Attempt
+    values: JobValues
+    resources: Resources
+    gpu_memory_mb: int | None
+    """Memory of its smallest GPU, MiB."""
+    is_plain_job: bool
+    job: str | None
+    """See `restarts.job_digest`."""
+    containers: bool | None
+    """Whether it needs a container."""
+    scanner: FailureScanner
+    logger: logging.LoggerAdapter[Any]
+    was_cancelled: Callable[[], bool]
+    _decided: tuple[Diagnosis, Decision] | None = field(default=None, init=False)
+
+    async def ended(self, end: AttemptEnd, report: EngineReport | None) -> NextAttempt | None:
+        """Act on an end, and again for as long as the API does not answer: no end is lost.
+
+        Returns:
+            The attempt that this worker goes on with at once, if there is one.
+        """
+        return await self._insist(partial(self._settle, end, report))
+
+    async def not_started(self, error: AttemptNotStarted) -> NextAttempt | None:
+        """Act on what kept the attempt from starting."""
+        if self.was_cancelled():
+            await self._insist(self.ending().cancelled)
+            return None
+        if error.failure is not None:
+            return await self.refused(error.failure, "not-started", error.engine_error)
+        self.logger.error("The attempt could not be started: %s", error.engine_error)
+        evidence = Evidence(phase="start", engine_error=error.engine_error)
+        diagnosis = self._rules().diagnose(evidence)
+        return await self._insist(partial(self._conclude, diagnosis, never_started=True))
+
+    async def refused(self, failure: FailureClass, rule: str, text: str) -> NextAttempt | None:
+        """Act on a run that must not start as it is."""
+        self.logger.error("%s", text)
+        diagnosis = Diagnosis(failure=failure, rule=rule, reason=text)
+        return await self._insist(partial(self._conclude, diagnosis, never_started=True))
+
+    def ending(self) -> AttemptEnding:
+        """The one that writes down and acts."""
+        return AttemptEnding(
+            worker=self.worker,
+            flow_run=self.flow_run,
+            task_id=self.task_id,
+            history=self.history,
+            row=self.row,
+            resources=self.resources,
+            policy=self.values.policy,
+            is_plain_job=self.is_plain_job,
+            job=self.job,
+            was_cancelled=self.was_cancelled,
+        )
+
+    async def _insist(self, step: Callable[[], Awaitable[T]]) -> T | None:
+        return await insist(step, self.logger, f"the end of attempt {self.row.attempt}")
+
+    async def _settle(self, end: AttemptEnd, report: EngineReport | None) -> NextAttempt | None:
+        run = await self.worker.client.read_flow_run(self.flow_run.id)
+        self.flow_run = run
+        if self._decided is not None:
+            return await self._act_on_decision()
+        outcome = outcome_of(
+            end=end,
+            state=run.state,
+            is_plain_job=self.is_plain_job,
+            cancel_requested=self.was_cancelled(),
+        )
+        self.row = dataclasses.replace(
+            self.row,
+            ended=self.row.ended or utc_now().isoformat(),
+            exit_code=end.exit_code,
+            peak_memory_mb=end.peak_memory_mb,
+        )
+        ending = self.ending()
+        if outcome is Outcome.CANCELLED:
+            await ending.cancelled()
+        elif outcome is Outcome.COMPLETED:
+            await ending.completed()
+        elif outcome is Outcome.LEFT_TO_PREFECT:
+            await ending.left_to_prefect()
+        elif outcome is Outcome.ENDED_BY_ITSELF:
+            await ending.ended_by_itself(self._diagnose(end, report))
+        else:
+            return await self._conclude(self._diagnose(end, report))
+        return None
+
+    def _diagnose(self, end: AttemptEnd, report: EngineReport | None) -> Diagnosis:
+        return diagnose_end(
+            end,
+            report,
+            state=self.flow_run.state,
+            log=self.scanner.evidence_text(),
+            resources=self.resources,
+            gpu_memory_mb=self.gpu_memory_mb,
+            rules=self._rules(),
+        )
+
+    def _rules(self) -> DiagnosisRules:
+        return DiagnosisRules(
+            user_rules=combine_user_rules(
+                self.values.retry_on, self.values.stop_on, self.worker.file_rules
+            ),
+            retry_exceptions=self.values.retry_exceptions,
+        )
+
+    async def _conclude(
+        self, diagnosis: Diagnosis, *, never_started: bool = False
+    ) -> NextAttempt | None:
+        """Decide what follows, write it down, and do it."""
+        if self._decided is not None:
+            self.flow_run = await self.worker.client.read_flow_run(self.flow_run.id)
+            return await self._act_on_decision()
+        decision = await self._decide(diagnosis, never_started=never_started)
+        if self.flow_run.deployment_id is None:
+            decision = without_deployment(decision, diagnosis)
+        self.row = dataclasses.replace(
+            self.row, ended=utc_now().isoformat(), never_started=never_started
+        )
+        self._decided = (diagnosis, decision)
+        return await self.ending().decided(diagnosis, decision)
+
+    async def _act_on_decision(self) -> NextAttempt | None:
+        """Again: an outage came between the decision and what follows from it."""
+        assert self._decided is not None
+        diagnosis, decision = self._decided
+        is_retry = isinstance(decision, Retry)
+        if went_on(self.flow_run.state, since=self.row.ended, is_retry=is_retry):
+            return None
+        return await self.ending().decided(diagnosis, decision)
+
+    async def _decide(self, diagnosis: Diagnosis, *, never_started: bool) -> Decision:
+        for fresh in (False, True):
+            decision = decide(
+                diagnosis,
+                policy=self.values.policy,
+                resources=self.resources,
+                pool=self.row.pool or self.worker.node.pool,
+                node=self.row.node,
+                history=current_series(self.history),
+                cluster=await self.worker.read_cluster(fresh=fresh),
+                jitter_fraction=random.random(),
+                never_started=never_started,
+                gpu_memory_mb=self.gpu_memory_mb,
+                containers=self.containers,
+            )
+            # "It fits nowhere" must not rest on what was known a moment ago.
+            if isinstance(decision, Retry) or diagnosis.failure.group is not FailureGroup.ESCALATE:
+                break
+        return decision

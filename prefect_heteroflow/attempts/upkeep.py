@@ -1,0 +1,128 @@
+"""What a worker does beside its attempts: heartbeats, events, and what others left half-way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import anyio
+import anyio.abc
+import httpx
+from prefect.events import Event
+
+from prefect_heteroflow.attempts.backend import WorkerCannotStart
+from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.held import close_refused, release_held
+from prefect_heteroflow.attempts.lost_contact import LostContact
+from prefect_heteroflow.attempts.orphans import settle_orphans
+from prefect_heteroflow.attempts.reconcile import reconcile
+from prefect_heteroflow.orchestration import run_events, transitions
+from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.wakeups import Wakeups
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.retrying_worker import RetryingWorker
+
+_HEARTBEAT_SECONDS = 15.0
+_RECONCILE_SECONDS = 15.0
+_ADOPT_SECONDS = 2.0
+
+
+class Upkeep:
+    """Runs beside the attempts of one worker, until it is stopped."""
+
+    def __init__(self, worker: RetryingWorker, wakeups: Wakeups, logger: Any) -> None:
+        self._worker = worker
+        self._wakeups = wakeups
+        self._logger = logger
+        self._lost_contact = LostContact(worker, logger)
+        self._scope = anyio.CancelScope()
+
+    def stop(self) -> None:
+        """End it; `run` returns."""
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Until stopped.
+
+        Raises:
+            WorkerCannotStart: Another worker has taken this node's name.
+        """
+        with self._scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._wakeups.run)
+                group.start_soon(run_events.listen, self._on_event, self._logger)
+                group.start_soon(self._every, _HEARTBEAT_SECONDS, self._worker.publish)
+                group.start_soon(self._every, _RECONCILE_SECONDS, self._reconcile)
+                group.start_soon(self._adopt_left_attempts)
+
+    async def _every(self, seconds: float, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except httpx.HTTPError as error:
+                self._logger.warning("The Prefect API does not answer: %s", error)
+            except WorkerCannotStart:
+                raise
+            except Exception:
+                self._logger.exception("A step beside the runs failed; it is tried again.")
+            await anyio.sleep(seconds * (0.85 + 0.3 * random.random()))
+
+    async def _reconcile(self) -> None:
+        if self._worker.is_set_up:
+            await reconcile(self._worker)
+            await self._lost_contact.look()
+            await self._see_to_held()
+
+    async def _see_to_held(self) -> None:
+        """Runs that wait for approval: released when their breaker lets them, closed if refused."""
+        client, policy = self._worker.client, self._worker.heteroflow_settings.breaker_policy
+        try:
+            await release_held(client, policy=policy, now=utc_now())
+        except BreakerBusy as error:
+            self._logger.debug("%s", error)
+        await close_refused(client, now=utc_now())
+
+    async def _on_event(self, event: Event) -> None:
+        worker = self._worker
+        flow_run_id = run_events.flow_run_id_of(event)
+        if flow_run_id is None or not worker.is_set_up:
+            return
+        if event.event in run_events.DUE:
+            if not worker.is_looked_after(flow_run_id) and run_events.concerns_pool(
+                event, worker.work_pool.id
+            ):
+                # The state may lie in the future; the poll finds only what is due.
+                self._wakeups.wake_at(utc_now() + timedelta(milliseconds=20), None)
+        elif event.event == run_events.CANCELLING:
+            worker.cancel_soon(flow_run_id)
+        elif event.event == run_events.CANCELLED:
+            await self._cancel_front_of(flow_run_id)
+
+    async def _cancel_front_of(self, flow_run_id: UUID) -> None:
+        """An attempt run that was cancelled before it started ends its front run."""
+        client = self._worker.client
+        run = await client.read_flow_run(flow_run_id)
+        if transitions.is_attempt_run(run) and not self._worker.has_life(run.id):
+            await close_cancelled(
+                client,
+                transitions.task_id_of(run),
+                f"Its attempt on pool {run.work_pool_name} was cancelled by a user.",
+            )
+
+    async def _adopt_left_attempts(self) -> None:
+        """Once: attempts of an earlier process of this worker."""
+        while True:
+            try:
+                if self._worker.is_set_up:
+                    for handle, configuration in await self._worker.find_left_attempts():
+                        await self._worker.adopt(handle, configuration)
+                    await settle_orphans(self._worker)
+                    return
+            except Exception as error:
+                self._logger.warning("Left attempts cannot be looked for yet: %s", error)
+            await anyio.sleep(_ADOPT_SECONDS)

@@ -1,0 +1,146 @@
+"""Nodes that go away with what they ran: others move it, once, and only when it gives no sign."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import wait_until
+from tests.support.prefect_server import PrefectServer
+from tests.support.workers import Api, Worker
+
+PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
+POOL, OTHER = "lost-pair", "lost-other"
+
+
+def worker(
+    server: PrefectServer, root: Path, pool: str, node: str, *, timeout: int = 10, **more: str
+) -> Worker:
+    """A node that counts as gone after 30 s without a heartbeat."""
+    settings = {
+        f"{PREFIX}NODE_LIVENESS_SECONDS": "30",
+        f"{PREFIX}LOST_CONTACT_TIMEOUT": str(timeout),
+        **more,
+    }
+    return Worker(server, root, pool=pool, node=node, memory_mb=4096, settings=settings)
+
+
+def burn(node: Worker) -> None:
+    """The machine is gone: the worker and all that it runs, at once."""
+    assert node._process is not None
+    family = psutil.Process(node._process.pid).children(recursive=True)
+    node.kill()
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def submit_sleepy(api: Api, pool: str, notes: Path, seconds: float, **variables: object) -> str:
+    values = {"memory_mb": 512, "retry_delay": 0, "retry_jitter": 0, **variables}
+    name = "-".join(["lost", *(f"{k}-{v}" for k, v in variables.items())])
+    flow = api.deploy("sleepy", pool, name=name, job_variables=values)
+    run = api.submit(flow, {"notes": str(notes), "seconds": seconds})
+    wait_until(
+        lambda: notes.exists() and "started" in notes.read_text(),
+        what="start of the flow",
+        timeout_seconds=60,
+    )
+    return run
+
+
+@pytest.fixture(autouse=True)
+def pools(api: Api) -> None:
+    for pool in (POOL, OTHER):
+        api.create_pool(pool, "heteroflow-process")
+
+
+@pytest.fixture
+def others(server: PrefectServer, tmp_path: Path) -> Iterator[tuple[Worker, Worker]]:
+    """Two workers of another pool that both notice what happens to the first."""
+    with (
+        worker(server, tmp_path, OTHER, "lost-c") as first,
+        worker(server, tmp_path, OTHER, "lost-d") as second,
+    ):
+        yield first, second
+
+
+def starts(notes: Path) -> int:
+    return notes.read_text().count("started")
+
+
+def test_runs_of_a_lost_node_go_on_elsewhere_once(
+    server: PrefectServer, api: Api, others: tuple[Worker, Worker], tmp_path: Path
+) -> None:
+    """Two workers of another pool see it at the same time; one attempt run comes of it."""
+    notes = tmp_path / "notes"
+    lost = worker(server, tmp_path, POOL, "lost-a")
+    lost.start()
+    run = submit_sleepy(api, POOL, notes, 5.0)
+    burn(lost)
+    assert api.wait_end(run).name == "Completed"
+    first, second = api.rows(run)
+    assert (first["failure"], first["node"]) == ("NodeLost", "lost-a")
+    assert "Node lost-a is away" in first["reason"]
+    assert second["pool"] == OTHER
+    assert starts(notes) == 2
+    assert len(api.subflow_runs(run)) == 1
+
+
+def test_run_kept_on_its_node_waits_until_that_is_back(
+    server: PrefectServer, api: Api, others: tuple[Worker, Worker], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    lost = worker(server, tmp_path, POOL, "lost-b")
+    lost.start()
+    run = submit_sleepy(api, POOL, notes, 3.0, retry_strategy="retry_same_node")
+    burn(lost)
+    api.wait_state(run, "AwaitingRetry")
+    lost.start()
+    try:
+        assert api.wait_end(run).name == "Completed"
+    finally:
+        lost.stop()
+    assert [(r["failure"], r["node"]) for r in api.rows(run)] == [
+        ("NodeLost", "lost-b"),
+        (None, "lost-b"),
+    ]
+
+
+def test_run_whose_worker_is_paused_stays_while_its_heartbeats_arrive(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """The worker is silent for longer than the timeout; its child is not."""
+    notes = tmp_path / "notes"
+    beats = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+    with (
+        worker(server, tmp_path, POOL, "lost-paused", timeout=50, **beats) as paused,
+        worker(server, tmp_path, OTHER, "lost-watch", timeout=50) as watching,
+    ):
+        run = submit_sleepy(api, POOL, notes, 130.0)
+        assert paused._process is not None
+        os.kill(paused._process.pid, signal.SIGSTOP)
+        try:
+            stopped = time.monotonic()
+            wait_until(
+                lambda: any("is away" in line for line in api.logs(run)),
+                what="notice that the worker is away",
+                timeout_seconds=90,
+            )
+            wait_until(
+                lambda: time.monotonic() - stopped > 115,
+                what="more silence of the worker than the timeout",
+                timeout_seconds=120,
+            )
+        finally:
+            os.kill(paused._process.pid, signal.SIGCONT)
+        assert api.wait_end(run).name == "Completed"
+        assert [row["failure"] for row in api.rows(run)] == [None]
+        assert "is lost with node" not in watching.log()
+    assert starts(notes) == 1
