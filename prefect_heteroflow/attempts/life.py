@@ -33,6 +33,7 @@ from prefect_heteroflow.core.job_values import (
     boost_gpu_inference_memory,
     parse_job_values,
 )
+from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.fast_literals import fast_finder
@@ -369,8 +370,10 @@ class AttemptLife:
             ended.set()
         self._output.close()
         report = await self._read_report(handle)
+        settling = self._settling()
+        settling.progress = await self._read_progress(handle)
         try:
-            self._following = await self._settling().ended(end, report)
+            self._following = await settling.ended(end, report)
         except ObjectNotFound:
             self._logger.warning("The run was deleted; what is left of its attempt is removed.")
         finally:
@@ -386,6 +389,16 @@ class AttemptLife:
         except Exception as error:
             # The run stands where it should; only its remains do not go.
             self._logger.warning("What is left of the attempt could not be removed: %s", error)
+
+    async def _read_progress(self, handle: AttemptHandle) -> Progress | None:
+        path = getattr(self._configuration, "progress_file", None)
+        if not isinstance(path, str) or not path:
+            return None
+        try:
+            return await self._worker.read_progress(handle, path)
+        except Exception as error:
+            self._logger.warning("The progress file %s cannot be read: %s", path, error)
+            return None
 
     async def _read_report(self, handle: AttemptHandle) -> environment.EngineReport | None:
         text = await self._worker.read_report(handle)
@@ -409,6 +422,7 @@ class AttemptLife:
             gpu_memory_mb=self._gpu_memory_mb(),
             is_plain_job=self._configuration.is_plain_job,
             job=job_digest(self._configuration),
+            gpu_uuids=tuple(gpu.uuid for gpu in self._gpus),
             containers=self._worker.starts_containers(self.flow_run),
             scanner=self._scanner,
             logger=self._logger,
