@@ -140,6 +140,12 @@ class Template:
             raise ChildNotStarted(child.error or "the template process ended; see its output")
         return child
 
+    @property
+    def has_children(self) -> bool:
+        """Some child of it still runs."""
+        with self._lock:
+            return bool(self._children)
+
     def tell(self, message: dict[str, Any]) -> None:
         """Send a message to the template, if it still listens."""
         with contextlib.suppress(OSError):
@@ -173,6 +179,7 @@ class Template:
         self._process.poll()
         for child in left:
             child.set_ended(None)
+        self._control.close()
 
     def _note(self, message: dict[str, Any]) -> None:
         with self._lock:
@@ -196,8 +203,8 @@ _templates_lock = threading.Lock()
 def template_for(settings: Mapping[str, str]) -> Template:
     """The template of this process for these Prefect settings; started if there is none yet.
 
-    It is kept for the whole life of the process: each flow run gets a task runner of its own, and
-    none of them shall wait for the imports again.
+    It is kept when a flow run ends: each flow run gets a task runner of its own, and none of them
+    shall wait for the imports again.
 
     Args:
         settings: Prefect settings as environment variables.
@@ -206,8 +213,16 @@ def template_for(settings: Mapping[str, str]) -> Template:
     with _templates_lock:
         found = _templates.get(key)
         if found is None or not found.usable:
+            _close_spare()
             found = _templates[key] = Template({**os.environ, **settings})
         return found
+
+
+def _close_spare() -> None:
+    """Close templates that nobody uses, but for the newest one; each holds 80 MB."""
+    spare = [key for key, template in _templates.items() if not template.has_children]
+    for key in spare[:-1]:
+        _templates.pop(key).close()
 
 
 @atexit.register
