@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from prefect.client.orchestration import get_client
-from prefect.events.clients import EventsClient
-from prefect.events.worker import EventsWorker
+from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClient
 from prefect.logging.configuration import ensure_logging_setup
 from prefect.logging.handlers import set_api_log_sink
 from prefect.utilities.callables import call_with_parameters
@@ -113,15 +112,15 @@ class Channel:
         raise KeyboardInterrupt
 
 
-class _ForwardingEventsClient(EventsClient):
-    """Hands events to the flow's process, which has a connection."""
+class _EventQueue:
+    """What Prefect's own forwarding client puts events into: they go to the flow's process."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    async def _emit(self, event: Event) -> None:
+    def put(self, item: tuple[str, Event]) -> None:
         with contextlib.suppress(OSError):
-            self._channel.send("event", event)
+            self._channel.send("event", item[1])
 
 
 def serve(descriptor: int) -> int:
@@ -134,7 +133,10 @@ def serve(descriptor: int) -> int:
             channel.send("log", payload)
 
     set_api_log_sink(send_log)
-    EventsWorker.set_client_override(_ForwardingEventsClient, channel=channel)
+    # Prefect emits events through clients of its own only, so it has to be this one.
+    EventsWorker.set_client_override(
+        ProcessPoolForwardingEventsClient, event_queue=_EventQueue(channel)
+    )
     bodies: PartsSent[Task[..., Any]] = PartsSent()
     flows: PartsSent[contexts.FlowPart] = PartsSent()
     while (call := channel.receive()) is not None:
