@@ -182,7 +182,7 @@ class LocalAttempts:
         timed_out: bool,
     ) -> TaskOutcome:
         status = None
-        if reply is None:
+        if reply is None and not timed_out:
             # The connection can end a moment before the end of the process is told.
             if not child.process.ended.wait(10.0):
                 child.kill()

@@ -408,6 +408,20 @@ def case_rollback(folder: str) -> Any:
         return str(error)
 
 
+def case_system_exit(folder: str) -> Any:
+    try:
+        leave_by_exit.submit().wait()
+    except SystemExit as error:
+        return error.code
+
+
+def case_keyboard_interrupt(folder: str) -> Any:
+    try:
+        interrupt_itself.submit().wait()
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
 def case_closure(folder: str) -> Any:
     offset = 40
 
