@@ -178,6 +178,8 @@ class _Runner:
         assets: dict[str, dict[str, Any]] = {}
         try:
             with contexts.entered(task, flow, run, self._client, assets):
+                if call.tells_start:
+                    self._channel.send("started", None)
                 value = self._call_body(task, run.parameters)
         except KeyboardInterrupt as error:
             return _raised(error, kind="interrupted")

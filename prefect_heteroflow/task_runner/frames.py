@@ -28,6 +28,8 @@ class Call:
     """The whole environment of the body."""
     folder: str
     """Working folder."""
+    tells_start: bool
+    """The child says when the body starts: its time limit counts from then, not from imports."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Reply:
     """Metadata that the body added to assets."""
 
 
-Message = tuple[Literal["log", "event", "reply"], Any]
+Message = tuple[Literal["log", "event", "started", "reply"], Any]
 
 
 class PartsSent(Generic[Kept]):

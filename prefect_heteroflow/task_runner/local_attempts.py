@@ -103,13 +103,11 @@ class LocalAttempts:
         started = _now()
         child.calls += 1
         message = self._message(child, call, body, run)
-        deadline = None
-        if call.timeout_seconds is not None:
-            deadline = time.monotonic() + call.timeout_seconds
         reply: Reply | None = None
         timed_out = False
         try:
-            reply = _converse(child, message, deadline)
+            child.process.connection.send_bytes(message)
+            reply = _read_reply(child, timeout_seconds=call.timeout_seconds)
         except _TimedOut:
             timed_out = True
             _stop_body(child)
@@ -143,6 +141,7 @@ class LocalAttempts:
                 run=run,
                 variables=self._variables(child, call),
                 folder=os.getcwd(),
+                tells_start=call.timeout_seconds is not None,
             )
         )
 
@@ -245,13 +244,20 @@ class LocalAttempts:
         return TaskOutcome(pool=self._node.pool, node=self._node.name, ended=_now(), **values)
 
 
-def _converse(child: Child, message: bytes, deadline: float | None) -> Reply:
-    """Send the call and hand on what the body logs, until the reply comes."""
-    child.process.connection.send_bytes(message)
-    return _read_reply(child, deadline)
+def _read_reply(
+    child: Child, *, deadline: float | None = None, timeout_seconds: float | None = None
+) -> Reply:
+    """Hand on what the body logs, until the reply comes.
 
+    Args:
+        child: The child.
+        deadline: The latest time of `time.monotonic()`.
+        timeout_seconds: How long the body may run; counts when the child says that it starts.
 
-def _read_reply(child: Child, deadline: float | None) -> Reply:
+    Raises:
+        _TimedOut: It took longer.
+        EOFError: The child is gone.
+    """
     connection = child.process.connection
     while True:
         if deadline is not None and not connection.poll(max(0.0, deadline - time.monotonic())):
@@ -261,6 +267,9 @@ def _read_reply(child: Child, deadline: float | None) -> Reply:
             emit_api_log(payload)
         elif kind == "event":
             EventsWorker.instance().send(payload)
+        elif kind == "started":
+            if timeout_seconds is not None:
+                deadline = time.monotonic() + timeout_seconds
         else:
             reply: Reply = payload
             return reply
@@ -272,7 +281,7 @@ def _stop_body(child: Child) -> None:
     child.process.send_signal(signal.SIGINT)
     with contextlib.suppress(EOFError, OSError):
         try:
-            _read_reply(child, time.monotonic() + TIMEOUT_GRACE_SECONDS)
+            _read_reply(child, deadline=time.monotonic() + TIMEOUT_GRACE_SECONDS)
         except _TimedOut:
             child.kill()
 

@@ -318,6 +318,7 @@ class TaskLife:
             return False
         if isinstance(delay, list):
             delay = delay[min(self._retries_granted, len(delay) - 1)] if delay else 0
+        self.engine_task.timeout_seconds = None
         self.engine_task.retry_delay_seconds = delay
         self.engine_task.retry_jitter_factor = jitter
         counts = theirs or (isinstance(decision, Retry) and decision.counts_as == "retry")

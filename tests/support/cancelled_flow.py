@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from prefect import flow
 
@@ -16,7 +17,8 @@ def main(folder: str, body: str, grace_seconds: float) -> None:
     @flow(task_runner=runner, name="cancelled")
     def cancelled() -> None:
         running = getattr(runner_tasks, body).submit(folder)
-        waiting = runner_tasks.wait_forever.submit(folder, "second", wait_for=None)
+        runner_tasks.wait_for_file(Path(folder, "started"))
+        waiting = runner_tasks.wait_forever.submit(folder, "second")
         running.wait()
         waiting.wait()
 
