@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from prefect import flow
 from prefect.settings import PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW, temporary_settings
 
 from prefect_heteroflow import HeteroTaskRunner, WorkerDiedError, requires
+from tests.core.test_docs import README, blocks
 from tests.support import runner_tasks, wait_until
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here, task_runs_of
@@ -226,6 +229,23 @@ def test_children_are_gone_when_the_flow_has_ended() -> None:
     """Warm children are for one flow run."""
     pid = run_flow(lambda: runner_tasks.process_id.submit().result())
     wait_until(lambda: is_gone(pid), what="end of the child", timeout_seconds=10)
+
+
+def test_example_of_the_readme_prints_what_it_says(server: PrefectServer, tmp_path: Path) -> None:
+    """As a script of its own, whose `__main__` no child imports."""
+    code = next(block for block in blocks(README, "python") if "HeteroTaskRunner()" in block)
+    script = tmp_path / "tasks.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=server.env(**{f"{PREFIX}RETRY_DELAY": "0", f"{PREFIX}RETRY_JITTER": "0"}),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.stdout.strip() == "(367001600, [0, 1, 2, 3, 4, 5, 6, 7])", done.stderr
+    assert done.stdout.strip() in README
 
 
 def test_task_submitted_without_a_flow_runs_too() -> None:
