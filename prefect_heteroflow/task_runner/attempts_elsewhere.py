@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.context import FlowRunContext, TaskRunContext
 
-    from prefect_heteroflow.core.failures import Evidence
+    from prefect_heteroflow.core.failures import Diagnosis, Evidence
     from prefect_heteroflow.core.policy import Retry
     from prefect_heteroflow.core.resources import Resources
 
@@ -54,6 +54,8 @@ class TaskOutcome:
     """The exception in words, or what could not be sent, or why nothing was started."""
     evidence: Evidence | None = None
     """What was observed of the end, for the diagnosis; `None` after success."""
+    diagnosis: Diagnosis | None = None
+    """Why it failed, where that was found out elsewhere."""
     gpu_memory_mb: int | None = None
     """Total memory of the smallest GPU that the attempt had, MiB."""
     peak_memory_mb: int | None = None

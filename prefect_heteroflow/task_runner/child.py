@@ -182,17 +182,10 @@ class _Runner:
                     self._channel.send("started", None)
                 value = self._call_body(task, run.parameters)
         except KeyboardInterrupt as error:
-            return _raised(error, kind="interrupted")
+            return raised_reply(error, kind="interrupted")
         except BaseException as error:
-            return _raised(error)
-        try:
-            return Reply(kind="returned", value=contexts.to_pickle(value), assets=assets)
-        except BaseException as error:
-            return Reply(
-                kind="unportable",
-                text=f"its value, a {type(value).__qualname__}, cannot be pickled: {_words(error)}",
-                info=exception_info(error),
-            )
+            return raised_reply(error)
+        return value_reply(value, assets)
 
     def _load(
         self, call: Call
@@ -212,10 +205,7 @@ class _Runner:
 
     def _call_body(self, task: Task[..., Any], parameters: dict[str, Any]) -> Any:
         with self._channel.body_runs():
-            value = call_with_parameters(task.fn, parameters)
-            if inspect.isawaitable(value):
-                value = asyncio.run(_awaited(value))
-            return value
+            return awaited_here(call_with_parameters(task.fn, parameters))
 
 
 async def _awaited(value: Any) -> Any:
@@ -246,7 +236,25 @@ def set_environment(call: Call) -> None:
             os.chdir(call.folder)
 
 
-def _raised(error: BaseException, *, kind: Any = "raised") -> Reply:
+def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:
+    """The reply of a body that returned."""
+    try:
+        return Reply(kind="returned", value=contexts.to_pickle(value), assets=assets)
+    except BaseException as error:
+        return Reply(
+            kind="unportable",
+            text=f"its value, a {type(value).__qualname__}, cannot be pickled: {_words(error)}",
+            info=exception_info(error),
+        )
+
+
+def awaited_here(value: Any) -> Any:
+    """The value itself, or what it gives when it is awaited."""
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
+    """The reply of a body that raised."""
     info = exception_info(error)
     try:
         data = contexts.to_pickle(error)

@@ -21,6 +21,7 @@ from prefect_heteroflow.orchestration.nodes import read_cluster
 from prefect_heteroflow.settings import HeteroflowSettings
 from prefect_heteroflow.task_runner.children import Children
 from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
+from prefect_heteroflow.task_runner.remote_attempts import OtherPools
 from prefect_heteroflow.task_runner.requirements import requirements_of
 from prefect_heteroflow.task_runner.retry_rules import retry_rules
 from prefect_heteroflow.task_runner.task_life import Places, TaskLife
@@ -122,8 +123,8 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
 
     @property
     def remote(self) -> RemoteAttempts | None:
-        """Runs attempts on other pools; `None` while there is nobody who does."""
-        return None
+        """Runs attempts on other pools; `None` before the first submit."""
+        return None if self._places is None else self._places.remote
 
     def duplicate(self) -> HeteroTaskRunner:
         """A runner with the same options, not started."""
@@ -238,7 +239,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         return Places(
             node=node,
             local=LocalAttempts(node, self._children),
-            remote=self.remote,
+            remote=OtherPools(),
             read_cluster=lambda: _read_cluster(settings.node_liveness_seconds),
             say_once=self._say_once,
         )

@@ -20,9 +20,9 @@ from prefect.utilities.callables import call_with_parameters
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
-from prefect_heteroflow.core.policy import UNLIMITED, Decision, Ending, Retry, Stop
+from prefect_heteroflow.core.policy import UNLIMITED, Decision, Ending, Place, Retry, Stop
 from prefect_heteroflow.core.resources import Cluster, Node
-from prefect_heteroflow.core.routing import NoRoute, fits, route
+from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
 from prefect_heteroflow.core.task_attempts import ErrorType, TaskAttempt
 from prefect_heteroflow.task_runner.attempt_rows import AttemptRows
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
@@ -202,6 +202,11 @@ class TaskLife:
             )
         sizes = ", ".join(f"{gpu.memory_mb} MB" for gpu in node.gpus) or "none"
         has = f"this node ({node.name}) has {node.memory_mb} MB of memory and GPUs: {sizes}"
+        if isinstance(found, Route) and self._places.remote is not None:
+            place = Place(pool=found.pool, node=found.node)
+            reason = f"It requires {wanted}; {has}: it runs on pool {found.pool} ({found.reason})."
+            moved = Retry(resources=call.resources, place=place, delay_seconds=0.0, reason=reason)
+            return self._places.remote.run(call, moved)
         if isinstance(found, NoRoute):
             text = f"it requires {wanted}, which no node has: {found.reason}; {has}"
         else:
@@ -255,9 +260,13 @@ class TaskLife:
                 rule="no-node-fits" if refused else "not-portable",
                 reason=outcome.text,
             )
+        if outcome.diagnosis is not None:
+            return outcome.diagnosis
         return self._rules.diagnose(outcome.evidence or Evidence())
 
     def _decide(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
+        if outcome.pool not in (None, self._places.node.pool):
+            return self._decide_within(self._cluster(), outcome, diagnosis)
         decision = self._decide_within(Cluster(nodes=(self._places.node,)), outcome, diagnosis)
         escalates = diagnosis.failure.group is FailureGroup.ESCALATE
         if isinstance(decision, Stop) and decision.ending is Ending.PERMANENT_FAILURE and escalates:

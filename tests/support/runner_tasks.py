@@ -191,3 +191,23 @@ def wait_for_file(path: Path, seconds: float = 60.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path} did not appear")
         time.sleep(0.02)
+
+
+@requires(gpu_count=1)
+@task
+def need_gpu_mb(megabytes: int) -> tuple[str, int]:
+    """Fails as PyTorch does on a GPU that is too small."""
+    attempt = current_attempt()
+    assert attempt is not None
+    has = attempt.gpu_memory_mb or 0
+    if has < megabytes:
+        raise RuntimeError(
+            f"CUDA out of memory. Tried to allocate {megabytes}.00 MiB. GPU 0 has a total capacity"
+            f" of {has / 1024:.2f} GiB of which {has}.00 MiB is free."
+        )
+    return attempt.node, attempt.attempt
+
+
+@task
+def fail_with_value_error(text: str) -> None:
+    raise ValueError(text)
