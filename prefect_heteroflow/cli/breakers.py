@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
-from prefect_heteroflow.cli.nodes import read_settings
+from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
+from prefect_heteroflow.cli.nodes import age_text, read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
+    from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import FlowRun
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from prefect_heteroflow.orchestration.breaker_values import BreakerRecord
 
@@ -32,16 +34,16 @@ def register(app: typer.Typer) -> None:
 
 @breaker_app.command("ls")
 @api_errors()
-def show(
+def ls(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for scripts instead of tables.")
     ] = False,
 ) -> None:
     """Show every breaker, and the runs that wait for approval."""
-    breakers, held = asyncio.run(_read())
+    breakers, held, names = asyncio.run(_read())
     if as_json:
         report = {
-            "breakers": [_breaker_report(it) for it in breakers],
+            "breakers": [{**_breaker_report(it), "about": names.get(it.key)} for it in breakers],
             "awaiting_approval": [_held_report(run) for run in held],
         }
         typer.echo(json.dumps(report))
@@ -49,15 +51,12 @@ def show(
     if not breakers and not held:
         typer.echo("No circuit breaker has counted anything yet, and no run waits for approval.")
         return
-    from rich.console import Console
+    from prefect_heteroflow.cli.fitting_table import show
+    from prefect_heteroflow.orchestration.clock import utc_now
 
-    console = Console()
-    if breakers:
-        console.print(_breakers_table(breakers))
-    if held:
-        console.print(_held_table(held))
-    else:
-        typer.echo("No run waits for approval.")
+    now = utc_now()
+    parts = _breaker_parts(breakers, names, now) if breakers else []
+    show(*parts, *_held_parts(held, now))
 
 
 @breaker_app.command("reset")
@@ -82,19 +81,38 @@ def approve(
     typer.echo(f"Run {approved.name} ({approved.id}) is approved and goes on.")
 
 
-async def _read() -> tuple[Sequence[BreakerRecord], Sequence[FlowRun]]:
-    from prefect.client.orchestration import get_client
-
+async def _read() -> tuple[Sequence[BreakerRecord], Sequence[FlowRun], dict[str, str]]:
     from prefect_heteroflow.orchestration.approval import read_held
     from prefect_heteroflow.orchestration.breaker_store import read_breakers
 
-    async with get_client() as client:
-        return await read_breakers(client), await read_held(client)
+    async with api_client() as client:
+        breakers = await read_breakers(client)
+        names = {
+            record.key: f"deployment {name}"
+            for record in breakers
+            if (name := await _deployment_name(client, record.key)) is not None
+        }
+        return breakers, await read_held(client), names
+
+
+async def _deployment_name(client: PrefectClient, key: str) -> str | None:
+    """`FLOW/NAME` of the deployment of a key; `None` for a node, or if it is gone."""
+    from uuid import UUID
+
+    from prefect.exceptions import ObjectNotFound
+
+    kind, _, rest = key.partition(":")
+    if kind != "deployment":
+        return None
+    try:
+        deployment = await client.read_deployment(UUID(rest.partition(":")[0]))
+        flow = await client.read_flow(deployment.flow_id)
+    except (ObjectNotFound, ValueError):
+        return None
+    return f"{flow.name}/{deployment.name}"
 
 
 async def _reset(key: str) -> list[FlowRun]:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.attempts.held import release_held
     from prefect_heteroflow.core import breaker
     from prefect_heteroflow.orchestration.breaker_store import change_breaker, read_breakers
@@ -103,7 +121,7 @@ async def _reset(key: str) -> list[FlowRun]:
     now = utc_now()
     policy = read_settings().breaker_policy
     closed = breaker.reset("Reset by a person.")
-    async with get_client() as client:
+    async with api_client() as client:
         known = [record.key for record in await read_breakers(client)]
         if key not in known:
             there = f"There are: {', '.join(known)}." if known else "There is none yet."
@@ -113,11 +131,9 @@ async def _reset(key: str) -> list[FlowRun]:
 
 
 async def _approve(run: str) -> FlowRun:
-    from prefect.client.orchestration import get_client
-
     from prefect_heteroflow.orchestration.approval import approve_run, read_held
 
-    async with get_client() as client:
+    async with api_client() as client:
         held = await read_held(client)
         found = [it for it in held if run in (str(it.id), it.name)]
         if not found:
@@ -166,34 +182,67 @@ def _held_report(run: FlowRun) -> dict[str, Any]:
 _COLOURS = {"closed": "green", "open": "red", "half-open": "yellow"}
 
 
-def _breakers_table(records: Sequence[BreakerRecord]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _breaker_parts(
+    records: Sequence[BreakerRecord], names: Mapping[str, str], now: datetime
+) -> list[RenderableType]:
+    """The breakers as a table, and below it what each is about and why it stands so."""
+    from rich.text import Text
 
-    table = Table()
-    for heading in ("Breaker", "Status", "Restarts", "Trial", "Reason"):
-        table.add_column(heading, overflow="fold")
-    for record in records:
-        report = _breaker_report(record)
-        colour = _COLOURS[report["status"]]
-        table.add_row(
-            escape(record.key),
-            f"[{colour}]{report['status']}[/{colour}]",
-            str(report["restarts"]),
-            escape(report["trial"] or ""),
-            escape(report["reason"]),
+    from prefect_heteroflow.cli.fitting_table import Column, FittingTable
+
+    reports = [_breaker_report(record) for record in records]
+    table = FittingTable(
+        columns=[
+            Column(head="breaker", cells=[Text(it["key"]) for it in reports]),
+            Column(
+                head="state",
+                cells=[Text(it["status"], style=_COLOURS[it["status"]]) for it in reports],
+            ),
+            Column(
+                head="restarts",
+                cells=[Text(str(it["restarts"])) for it in reports],
+                justify="right",
+                leave_out=1,
+            ),
+            Column(
+                head="changed",
+                cells=[Text(age_text((now - it.updated).total_seconds())) for it in records],
+                leave_out=2,
+            ),
+        ]
+    )
+    told = [
+        Text(f" {report['key']}: {text}")
+        for report in reports
+        for text in (
+            names.get(report["key"]),
+            report["reason"],
+            report["trial"] and f"its trial is attempt {report['trial']}",
         )
-    return table
+        if text
+    ]
+    return [table, *told]
 
 
-def _held_table(runs: Sequence[FlowRun]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _held_parts(runs: Sequence[FlowRun], now: datetime) -> list[RenderableType]:
+    """The runs that wait as a table, and below it what holds each."""
+    from rich.text import Text
 
-    table = Table(title="Awaiting approval")
-    for heading in ("Run", "Id", "Held by"):
-        table.add_column(heading, overflow="fold")
-    for run in runs:
-        report = _held_report(run)
-        table.add_row(escape(run.name), report["id"], escape(", ".join(report["keys"])))
-    return table
+    from prefect_heteroflow.cli.fitting_table import Column, FittingTable
+
+    if not runs:
+        return [Text("No run waits for approval.")]
+    reports = [_held_report(run) for run in runs]
+    ages = [
+        "" if run.state is None else age_text((now - run.state.timestamp).total_seconds())
+        for run in runs
+    ]
+    table = FittingTable(
+        columns=[
+            Column(head="waiting run", cells=[Text(it["name"]) for it in reports]),
+            Column(head="id", cells=[Text(it["id"]) for it in reports]),
+            Column(head="since", cells=[Text(age) for age in ages], leave_out=1),
+        ]
+    )
+    told = [Text(f" {it['name']}: held by {key}") for it in reports for key in it["keys"]]
+    return [table, *told]

@@ -14,20 +14,23 @@ from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_cl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from prefect.client.orchestration import PrefectClient
     from rich.console import RenderableType
     from rich.text import Text
 
-    from prefect_heteroflow.core.resources import Gpu, Node
+    from prefect_heteroflow.core.resources import Gpu
     from prefect_heteroflow.orchestration.node_values import NodeRecord
     from prefect_heteroflow.orchestration.nodes import Registry
     from prefect_heteroflow.settings import HeteroflowSettings
 
 nodes_app = typer.Typer(help="Show the nodes, and keep one out of use.", no_args_is_help=False)
+node_app = typer.Typer(help="Keep one node out of use, or use it again.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Add `nodes`, `nodes cordon` and `nodes uncordon` to the app."""
+    """Add `nodes` and `node` to the app, each with `cordon` and `uncordon`."""
     app.add_typer(nodes_app, name="nodes")
+    app.add_typer(node_app, name="node")
 
 
 @nodes_app.callback(invoke_without_command=True)
@@ -59,6 +62,7 @@ def nodes(
     show(*nodes_parts(registry.nodes, now=now))
 
 
+@node_app.command("cordon")
 @nodes_app.command("cordon")
 @api_errors()
 def cordon(
@@ -70,6 +74,7 @@ def cordon(
     typer.echo(f"Node {name} is cordoned: {reason}")
 
 
+@node_app.command("uncordon")
 @nodes_app.command("uncordon")
 @api_errors()
 def uncordon(
@@ -84,15 +89,11 @@ def uncordon(
 
 async def _cordon(name: str, reason: str) -> None:
     from prefect_heteroflow.orchestration.clock import utc_now
-    from prefect_heteroflow.orchestration.nodes import cordon_node, read_registry
+    from prefect_heteroflow.orchestration.nodes import cordon_node
 
     now = utc_now()
     async with api_client() as client:
-        registry = await read_registry(client, now=now, liveness_seconds=0)
-        known = [record.node.name for record in registry.nodes]
-        if name not in known:
-            there = f"There are: {', '.join(known)}." if known else "There is none yet."
-            raise CommandError(f"There is no node {name!r}. {there}", exit_code=EXIT_REFUSED)
+        await _require_known(client, name)
         await cordon_node(client, name, reason=reason, at=now)
 
 
@@ -100,7 +101,22 @@ async def _uncordon(name: str) -> bool:
     from prefect_heteroflow.orchestration.nodes import uncordon_node
 
     async with api_client() as client:
-        return await uncordon_node(client, name)
+        # A node that is not published any more can still be cordoned.
+        if await uncordon_node(client, name):
+            return True
+        await _require_known(client, name)
+        return False
+
+
+async def _require_known(client: PrefectClient, name: str) -> None:
+    from prefect_heteroflow.orchestration.clock import utc_now
+    from prefect_heteroflow.orchestration.nodes import read_registry
+
+    registry = await read_registry(client, now=utc_now(), liveness_seconds=0)
+    known = [record.node.name for record in registry.nodes]
+    if name not in known:
+        there = f"There are: {', '.join(known)}." if known else "There is none yet."
+        raise CommandError(f"There is no node {name!r}. {there}", exit_code=EXIT_REFUSED)
 
 
 def load_registry(now: datetime) -> Registry:
@@ -176,8 +192,11 @@ def nodes_parts(records: Sequence[NodeRecord], *, now: datetime) -> list[Rendera
     )
     told = [
         Text(f" {node.name}: {text}")
-        for node in nodes
-        for text in (_cordon_text(node), node.last_error and f"last error: {node.last_error}")
+        for record, node in zip(records, nodes, strict=True)
+        for text in (
+            _cordon_text(record, now),
+            node.last_error and f"last error: {node.last_error}",
+        )
         if text
     ]
     return [table, *told, Text("Sizes in MB (MiB).", style="dim")]
@@ -213,10 +232,16 @@ def age_text(seconds: float) -> str:
     return f"{seconds // 1:.0f} s ago"
 
 
-def _cordon_text(node: Node) -> str:
-    if not node.cordoned:
+def _cordon_text(record: NodeRecord, now: datetime) -> str:
+    """Why and since when: `fan broken, 5 min ago`; a GPU's reason with the start of its uuid."""
+    cordon = record.cordon
+    if cordon is None:
         return ""
-    return f"cordoned: {node.cordon_reason}" if node.cordon_reason else ""
+    reasons = [] if cordon.reason is None else [cordon.reason]
+    reasons += [f"{uuid[:12]}: {reason}" for uuid, reason in cordon.gpus.items()]
+    age = [] if cordon.at is None else [age_text((now - cordon.at).total_seconds())]
+    text = ", ".join(["; ".join(reasons), *age])
+    return f"cordoned: {text}" if reasons else ""
 
 
 def _node_report(record: NodeRecord) -> dict[str, Any]:
@@ -240,6 +265,10 @@ def _node_report(record: NodeRecord) -> dict[str, Any]:
         "last_seen": record.heartbeat_at.isoformat(),
         "cordoned": node.cordoned,
         "cordon_reason": node.cordon_reason,
+        "cordoned_gpus": {} if record.cordon is None else dict(record.cordon.gpus),
+        "cordoned_at": None
+        if record.cordon is None or record.cordon.at is None
+        else record.cordon.at.isoformat(),
         "last_error": node.last_error,
         "docker": node.docker,
         "host": record.holder.host,

@@ -14,6 +14,9 @@ from prefect_heteroflow.core.matching import shown
 
 Verdict = Literal["retry", "stop"]
 
+USER_RULE_PREFIX = "user-rule:"
+"""What the rule id of a diagnosis by a user's rule begins with."""
+
 _KEYS = ("pattern", "class", "retry", "stop", "passive")
 _ALLOWED = (
     "Allowed is a literal (`Checkpoint not found`), a regular expression between slashes "
@@ -183,7 +186,7 @@ def _decided(found: Diagnosis, rule: UserRule, line: str) -> Diagnosis:
     return replace(
         found,
         failure=rule.failure or found.failure,
-        rule=f"user-rule:{rule.source}",
+        rule=f"{USER_RULE_PREFIX}{rule.source}",
         reason=f"The rule `{rule.pattern}` of `{rule.source}` says: {rule.effect}.",
         line=shown(line),
         confidence=1.0,

@@ -53,6 +53,8 @@ class Cordon:
     """Why the whole node is; `None` if only GPUs are."""
     gpus: Mapping[str, str]
     """Uuid -> reason."""
+    at: datetime | None = None
+    """When it was written last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class NodeRecord:
     heartbeat_at: datetime
     stopped: bool = False
     """Its worker said goodbye."""
+    cordon: Cordon | None = None
+    """What somebody keeps out of use of it, if anything."""
 
 
 def variable_slug(name: str) -> str:
@@ -170,7 +174,7 @@ def parse_node_value(value: object) -> NodeRecord:
     return NodeRecord(
         node=node,
         holder=holder,
-        heartbeat_at=_parse_time(_text(record, "updated")),
+        heartbeat_at=_parse_time(_text(record, "updated"), "updated"),
         stopped=record.get("stopped") is True,
     )
 
@@ -210,6 +214,7 @@ def parse_cordon_value(value: object) -> Cordon:
         name=_text(record, "name"),
         reason=(reason or "no reason given") if record.get("cordoned") is True else None,
         gpus={str(uuid): str(why) for uuid, why in _mapping(gpus, "gpus").items()},
+        at=_parse_time(record["at"], "at") if isinstance(record.get("at"), str) else None,
     )
 
 
@@ -291,12 +296,12 @@ def _optional_claim(record: Mapping[str, Any], key: str) -> bool | None:
     return value
 
 
-def _parse_time(text: str) -> datetime:
+def _parse_time(text: str, key: str) -> datetime:
     try:
         # Python 3.10 does not read the suffix Z.
         time = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
     except ValueError:
-        raise ValueError(f"updated is {_shown(text)}, not an ISO time") from None
+        raise ValueError(f"{key} is {_shown(text)}, not an ISO time") from None
     return time.replace(tzinfo=timezone.utc) if time.tzinfo is None else time
 
 

@@ -227,8 +227,9 @@ def _registry(
     for record in parse(NODE_PREFIX, parse_node_value):
         age = (now - record.heartbeat_at).total_seconds()
         live = not record.stopped and age <= liveness_seconds
-        node = apply_cordon(record.node, cordons.get(record.node.name))
-        records.append(replace(record, node=replace(node, live=live)))
+        cordon = cordons.get(record.node.name)
+        node = apply_cordon(record.node, cordon)
+        records.append(replace(record, node=replace(node, live=live), cordon=cordon))
     declared = {pool.name: pool for pool in parse(POOL_PREFIX, parse_pool_value)}
     pools = [
         replace(

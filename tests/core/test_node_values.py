@@ -161,7 +161,7 @@ def test_time_with_z_and_without_zone_is_utc() -> None:
 
 def test_cordon_of_a_gpu_leaves_the_node_and_its_other_gpus_in_use() -> None:
     """A cordoned GPU counts as not healthy; the node is not cordoned."""
-    cordon = Cordon(name="node-a", gpus={"GPU-1": "Xid 79"})
+    cordon = Cordon(name="node-a", gpus={"GPU-1": "Xid 79"}, at=NOW)
     read = parse_cordon_value(json.loads(json.dumps(cordon_to_value(cordon, at=NOW))))
     assert read == cordon
     node = apply_cordon(replace(NODE, gpus=(A10, replace(A10, uuid="GPU-2"))), read)

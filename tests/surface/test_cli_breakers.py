@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -89,11 +90,21 @@ def held_run(api: Api, deployment: str, *keys: str) -> str:
 
 def test_breakers_and_held_runs_are_listed_for_people(api: Api, deployment: str, key: str) -> None:
     run = held_run(api, deployment, key)
-    shown = run_command("ls").stdout
-    (line,) = [it for it in shown.splitlines() if f" {key} " in it and " open " in it]
-    assert "More than 2 restarts within 600 s" in line
-    (line,) = [it for it in shown.splitlines() if run in it]
-    assert key in line
+    name = api.run(run)["name"]
+    lines = [" ".join(line.split()) for line in run_command("ls").stdout.splitlines()]
+    assert f"{key} open 0 0 s ago" in [re.sub(r"\d+ s ago", "0 s ago", line) for line in lines]
+    assert f"{key}: More than 2 restarts within 600 s: the breaker opened." in lines
+    assert f"{name} {run} 0 s ago" in [re.sub(r"\d+ s ago", "0 s ago", line) for line in lines]
+    assert f"{name}: held by {key}" in lines
+
+
+def test_breaker_is_listed_with_the_name_of_its_deployment(deployment: str) -> None:
+    """A person knows no ids."""
+    key = deployment_key(deployment, FailureClass.UNKNOWN_ERROR)
+    with_client(
+        lambda it: admit_retry(it, [key], holder="a", policy=BreakerPolicy(), now=utc_now())
+    )
+    assert f" {key}: deployment host-oom/breakers" in run_command("ls").stdout.splitlines()
 
 
 def test_breakers_and_held_runs_are_listed_for_scripts(api: Api, deployment: str, key: str) -> None:

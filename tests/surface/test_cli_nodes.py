@@ -25,7 +25,7 @@ from prefect_heteroflow.cli import nodes, pools
 from prefect_heteroflow.cli.nodes import age_text, gpus_text
 from prefect_heteroflow.core.resources import Gpu, Node
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.nodes import publish_node
+from prefect_heteroflow.orchestration.nodes import cordon_node, publish_node
 from tests.support import free_port
 from tests.support.prefect_server import PrefectServer
 
@@ -80,8 +80,8 @@ def test_nodes_table_shows_what_a_person_asks_for(api: PrefectServer) -> None:
     first = line_with(f"{pool}-a", result.stdout)
     for text in ("65536", "2 x 24576 NVIDIA A10", "live, cordoned, ", "s ago"):
         assert text in first
-    for text in ("cordoned: fan", "last error: [disk] full"):
-        assert f" {pool}-a: {text}" in result.stdout.splitlines()
+    assert f" {pool}-a: last error: [disk] full" in result.stdout.splitlines()
+    assert f" {pool}-a: cordoned: fan, " in line_with(f"{pool}-a: cordoned", result.stdout)
     second = line_with(f"{pool}-b", result.stdout)
     for text in ("none", "not live", "2 h ago"):
         assert text in second
@@ -114,9 +114,43 @@ def test_cordon_of_an_unknown_node_is_refused(api: PrefectServer) -> None:
     result = run_command("nodes", "cordon", "no-such-node")
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: There is no node 'no-such-node'. ")
-    assert run_command("nodes", "uncordon", "no-such-node").stdout == (
-        "Node no-such-node was not cordoned.\n"
+    result = run_command("node", "uncordon", "no-such-node")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: There is no node 'no-such-node'. ")
+
+
+@pytest.mark.parametrize("word", ["node", "nodes"])
+def test_node_is_cordoned_and_used_again(api: PrefectServer, word: str) -> None:
+    """Under the name of one node as under that of all; twice does no harm."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool)
+    assert run_command(word, "cordon", f"{pool}-a").stdout == (
+        f"Node {pool}-a is cordoned: by hand\n"
     )
+    assert run_command(word, "uncordon", f"{pool}-a").stdout == f"Node {pool}-a is in use again.\n"
+    assert run_command(word, "uncordon", f"{pool}-a").stdout == (
+        f"Node {pool}-a was not cordoned.\n"
+    )
+
+
+def test_nodes_show_why_and_since_when_something_is_cordoned(api: PrefectServer) -> None:
+    """The whole node, and single GPUs of it."""
+    pool = new_pool()
+    name = f"{pool}-a"
+    publish(name, pool, gpus=(Gpu(uuid="GPU-12345678", name="A10", memory_mb=24576),))
+    at = utc_now() - timedelta(minutes=5)
+
+    async def cordon_both(client: PrefectClient) -> None:
+        await cordon_node(client, name, reason="Xid 94", at=at, gpu_uuid="GPU-12345678")
+        await cordon_node(client, name, reason="fan", at=at)
+
+    with_client(cordon_both)
+    shown = line_with(f"{name}: cordoned", run_command("nodes").stdout)
+    assert shown == f" {name}: cordoned: fan; GPU-12345678: Xid 94, 5 min ago"
+    found = json.loads(run_command("nodes", "--json").stdout)["nodes"]
+    node = next(node for node in found if node["name"] == name)
+    assert node["cordoned_gpus"] == {"GPU-12345678": "Xid 94"}
+    assert node["cordoned_at"] == at.isoformat()
 
 
 def test_pool_is_tagged_listed_and_untagged(api: PrefectServer) -> None:
@@ -169,6 +203,7 @@ COMMANDS = [
     ["nodes"],
     ["nodes", "--json"],
     ["nodes", "cordon", "n"],
+    ["node", "cordon", "n"],
     ["nodes", "uncordon", "n"],
     ["pool", "ls"],
     ["pool", "tag", "p", "--memory-mb", "1"],

@@ -1,0 +1,203 @@
+"""Makes the node ready for a retry: leftover processes, stale files, the user's hook, GPU memory.
+
+Everything here blocks and is bounded in time; run it in a thread. What does not work is noted in
+the report and keeps no retry from starting.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefect_heteroflow.core.cleanup import DEFAULT_PATTERNS, CleanupReport, is_matched
+from prefect_heteroflow.core.resources import Gpu
+from prefect_heteroflow.infra.cleanup_hook import run_hook
+from prefect_heteroflow.infra.leftovers import end_leftovers
+from prefect_heteroflow.infra.nvml import NvmlUnavailable, read_gpus
+
+GPU_WAIT_SECONDS = 50.0
+GPU_TOLERANCE_MB = 512
+HOOK_TIMEOUT_SECONDS = 60.0
+_GPU_POLL_SECONDS = 0.5
+# Folders of the system: an attempt never owns one of them as a whole.
+_SHARED_FOLDERS = frozenset(
+    map(Path, ("/", "/tmp", "/var/tmp", "/dev/shm", "/home", "/root", "/var", "/usr", "/etc"))
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupPlan:
+    """What is cleaned before one retry on the same node."""
+
+    folders: Sequence[Path]
+    """The attempt's own scratch and temporary folders, and no others."""
+    marks: Mapping[str, str]
+    """Variables that only processes of the ended attempt have in their environment."""
+    patterns: Sequence[str] = DEFAULT_PATTERNS
+    """From `core.cleanup.parse_cleanup_patterns`, and the defaults."""
+    gpu_free_mb: Mapping[str, int] = field(default_factory=dict)
+    """GPU uuid -> memory that was free before the attempt began, MiB."""
+    hook: str | None = None
+    hook_environment: Mapping[str, str] = field(default_factory=dict)
+    hook_timeout_seconds: float = HOOK_TIMEOUT_SECONDS
+
+
+def clean_up(
+    plan: CleanupPlan,
+    *,
+    read: Callable[[], tuple[Gpu, ...] | NvmlUnavailable] = read_gpus,
+    gpu_wait_seconds: float = GPU_WAIT_SECONDS,
+) -> CleanupReport:
+    """Clean up for a retry and say what was done.
+
+    The processes come first, since they hold files and GPU memory; the GPU memory comes last.
+    """
+    problems: list[str] = []
+    ended = end_leftovers(plan.marks)
+    removed, removed_bytes = remove_matching(plan.folders, plan.patterns, problems)
+    hook_text = None
+    if plan.hook is not None:
+        folder = next((it for it in plan.folders if it.is_dir()), Path("/"))
+        succeeded, text = run_hook(
+            plan.hook,
+            folder=folder,
+            environment=plan.hook_environment,
+            timeout_seconds=plan.hook_timeout_seconds,
+        )
+        hook_text = text if succeeded else None
+        problems += [] if succeeded else [text]
+    waited, gpu_problem = wait_for_gpu_memory(
+        plan.gpu_free_mb, read=read, timeout_seconds=gpu_wait_seconds
+    )
+    problems += [gpu_problem] if gpu_problem else []
+    return CleanupReport(
+        removed=tuple(removed),
+        removed_bytes=removed_bytes,
+        ended_processes=ended,
+        gpu_wait_seconds=waited,
+        hook=hook_text,
+        problems=tuple(problems),
+    )
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+def remove_matching(
+    folders: Iterable[Path], patterns: Sequence[str], problems: list[str]
+) -> tuple[list[str], int]:
+    """Remove what matches within the folders; gives the relative paths and the bytes of files.
+
+    Symbolic links are removed as links and never followed, also if somebody swaps a folder for
+    one meanwhile. What cannot be removed is added to `problems`.
+    """
+    removed: list[str] = []
+    total = 0
+    for folder in folders:
+        problem = _why_not_own(folder)
+        if problem is not None:
+            problems.append(problem)
+            continue
+        if not folder.exists():
+            continue
+        root = os.fspath(folder)
+        for path, folder_names, names, descriptor in os.fwalk(root, follow_symlinks=False):
+            for name in [*names, *folder_names]:
+                relative = os.path.relpath(os.path.join(path, name), root)
+                if not is_matched(relative, patterns):
+                    continue
+                try:
+                    total += _remove(name, descriptor)
+                except OSError as error:
+                    problems.append(f"{relative} could not be removed ({error.strerror})")
+                    continue
+                removed.append(relative)
+                if name in folder_names:
+                    folder_names.remove(name)
+    return removed, total
+
+
+def _why_not_own(folder: Path) -> str | None:
+    """Why a folder cannot be one of an attempt's own."""
+    shown = f"{str(folder)!r} was left alone"
+    if not folder.is_absolute() or ".." in folder.parts:
+        return f"{shown}: expected the absolute path of a folder of the attempt's own"
+    if folder in _SHARED_FOLDERS or folder == Path.home():
+        return f"{shown}: it is a folder that everybody shares"
+    if folder.is_symlink():
+        return f"{shown}: it is a link to somewhere else"
+    return None
+
+
+def _remove(name: str, folder: int) -> int:
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode):
+        os.unlink(name, dir_fd=folder)
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+    total = 0
+    for _, folder_names, names, inner in os.fwalk(
+        name, topdown=False, follow_symlinks=False, dir_fd=folder
+    ):
+        for each in [*names, *folder_names]:
+            below = os.stat(each, dir_fd=inner, follow_symlinks=False)
+            if stat.S_ISDIR(below.st_mode):
+                os.rmdir(each, dir_fd=inner)
+            else:
+                os.unlink(each, dir_fd=inner)
+                total += below.st_size if stat.S_ISREG(below.st_mode) else 0
+    os.rmdir(name, dir_fd=folder)
+    return total
+
+
+# ---- GPU memory ---------------------------------------------------------------------------------
+
+
+def wait_for_gpu_memory(
+    free_mb: Mapping[str, int],
+    *,
+    read: Callable[[], tuple[Gpu, ...] | NvmlUnavailable] = read_gpus,
+    timeout_seconds: float = GPU_WAIT_SECONDS,
+    tolerance_mb: int = GPU_TOLERANCE_MB,
+) -> tuple[float | None, str | None]:
+    """Wait until the GPUs have as much free memory as they had before the attempt.
+
+    The driver gives memory back some seconds after its process has ended.
+
+    Args:
+        free_mb: GPU uuid -> what was free before, MiB.
+        read: Reads the GPUs of the machine.
+        timeout_seconds: The wait ends after so long, whatever is free.
+        tolerance_mb: So much less is enough, MiB.
+
+    Returns:
+        Seconds waited, `None` if there was nothing to wait for; and what is still missing.
+    """
+    started = time.monotonic()
+    has_waited = False
+    while True:
+        found = read() if free_mb else ()
+        if isinstance(found, NvmlUnavailable):
+            return None, f"GPU memory is not known: {found.reason.rstrip('.')}"
+        missing = _missing(free_mb, found, tolerance_mb)
+        waited = time.monotonic() - started
+        if not missing:
+            return (waited if has_waited else None), None
+        if waited >= timeout_seconds:
+            return waited, f"GPU memory is still in use ({', '.join(missing)})"
+        has_waited = True
+        time.sleep(min(_GPU_POLL_SECONDS, timeout_seconds - waited))
+
+
+def _missing(free_mb: Mapping[str, int], gpus: tuple[Gpu, ...], tolerance_mb: int) -> list[str]:
+    # A GPU that tells nothing is not waited for: unknown is not occupied.
+    return [
+        f"{gpu.uuid}: {gpu.free_mb} of {free_mb[gpu.uuid]} MB free"
+        for gpu in gpus
+        if gpu.uuid in free_mb
+        and gpu.free_mb is not None
+        and gpu.free_mb < free_mb[gpu.uuid] - tolerance_mb
+    ]
