@@ -106,6 +106,9 @@ class RetryingWorker(_Base):
     async def end_left_attempt(self, flow_run_id: UUID) -> None:
         """Make sure that nothing of that run's attempt runs on this node any more."""
 
+    async def end_all_left(self) -> None:
+        """Called once, when the node's name is ours: end what nobody can watch again."""
+
     async def find_left_attempts(self) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Attempts that an earlier process of this worker has started and that are still here."""
         return ()
@@ -140,6 +143,7 @@ class RetryingWorker(_Base):
             await self._presence.claim_name()
         except NodeNameTaken as error:
             raise WorkerCannotStart(str(error)) from error
+        await self.end_all_left()
         await super().setup()
         assert self._runs_task_group is not None
         self._placements = Placements(self.client, self.heteroflow_settings)
