@@ -352,6 +352,10 @@ class RetryingWorker(_Base):
         """Whether that run's attempt runs here."""
         return flow_run_id in self._lives
 
+    def is_busy_with(self, flow_run_id: UUID) -> bool:
+        """Whether that run's attempt runs here, or is on its way to."""
+        return flow_run_id in self._lives or flow_run_id in self._submitting_flow_run_ids
+
     async def cancel_life(self, flow_run_id: UUID) -> bool:
         """Cancel the attempt of that run if it runs here."""
         life = self._lives.get(flow_run_id)

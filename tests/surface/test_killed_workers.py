@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 
 import psutil
@@ -50,3 +51,71 @@ def test_child_of_a_run_that_was_moved_meanwhile_is_ended_by_the_next_process(
         assert list((tmp_path / "tmp").glob("heteroflow-*")) == []
     finally:
         worker.stop()
+
+
+def killed_in_its_first_attempt(api: Api, worker: Worker, notes: Path, name: str) -> str:
+    """A run whose worker is killed, and its process with it, while attempt 1 runs."""
+    worker.start()
+    flow = api.deploy("sleepy", POOL, name=name, job_variables={"memory_mb": 512})
+    run = api.submit(flow, {"notes": str(notes), "seconds": 4.0})
+    wait_until(notes.exists, what="start of the flow", timeout_seconds=60)
+    wait_until(lambda: api.rows(run), what="row of attempt 1")
+    family = psutil.Process(worker.pid).children(recursive=True)
+    worker.kill()
+    for process in family:
+        process.kill()
+    return run
+
+
+def goes_on_once(api: Api, worker: Worker, run: str, *, attempts: int) -> list[dict[str, object]]:
+    worker.start()
+    try:
+        assert api.wait_end(run).name == "Completed"
+    finally:
+        worker.stop()
+    rows = api.rows(run)
+    assert [row["attempt"] for row in rows] == list(range(1, attempts + 1))
+    assert [state.name for state in api.states(run) if state.is_final] == ["Completed"]
+    return rows
+
+
+def test_killed_between_row_and_state_the_planned_attempt_follows(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    """The rows say that attempt 2 follows with more memory; the run is still `Running`."""
+    run = killed_in_its_first_attempt(api, worker, tmp_path / "notes", "decided")
+    (first,) = api.rows(run)
+    failed = {**first, "status": "failed", "failure": "CpuOutOfMemory", "ended": now()}
+    planned = {**first, "attempt": 2, "status": "scheduled", "memory_mb": 1024, "started": None}
+    api.rewrite_rows(run, [failed, planned])
+    rows = goes_on_once(api, worker, run, attempts=2)
+    assert [row["memory_mb"] for row in rows] == [512, 1024]
+
+
+def test_killed_between_state_and_row_the_attempt_gets_its_row_and_is_followed(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    """The run is `Running` and no row says that an attempt was started."""
+    run = killed_in_its_first_attempt(api, worker, tmp_path / "notes", "unwritten")
+    api.rewrite_rows(run, [])
+    first, second = goes_on_once(api, worker, run, attempts=2)
+    assert (first["failure"], first["node"]) == ("NodeLost", "node-killed")
+    assert second["status"] == "completed"
+
+
+def test_killed_while_it_took_the_run_the_planned_memory_is_kept(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    """It had just set `Pending`, and with it the state that carried the variables is gone."""
+    run = killed_in_its_first_attempt(api, worker, tmp_path / "notes", "taken")
+    (first,) = api.rows(run)
+    failed = {**first, "status": "failed", "failure": "CpuOutOfMemory", "ended": now()}
+    planned = {**first, "attempt": 2, "status": "scheduled", "memory_mb": 1024, "started": None}
+    api.rewrite_rows(run, [failed, planned])
+    api.post(f"/flow_runs/{run}/set_state", {"state": {"type": "PENDING"}, "force": True})
+    rows = goes_on_once(api, worker, run, attempts=2)
+    assert [row["memory_mb"] for row in rows] == [512, 1024]
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat()
