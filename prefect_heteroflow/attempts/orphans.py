@@ -8,30 +8,36 @@ submission or whose watching broke off must not wait for the next start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 
 from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, how_left, of_node
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _PAGE = 200
+_SAID_BY_FLOWS = [StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED]
+_ENDED_LATELY = timedelta(days=3)
+"""Longer than a worker is usually away."""
 
 
 class Orphans:
@@ -62,7 +68,35 @@ class Orphans:
                 raise  # the API is away: all of them again, later
             except Exception as error:
                 worker.get_flow_run_logger(run).warning("The run cannot be settled: %s", error)
+        if before is None:
+            await self._close_rows_of_ended()
         self._seen = now
+
+    async def _close_rows_of_ended(self) -> None:
+        """Flows that reported their own end while no worker was there to close their row."""
+        worker = self._worker
+        runs = {
+            run.id: run
+            for run in await worker.client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(
+                    state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_SAID_BY_FLOWS)),
+                    end_time=FlowRunFilterEndTime.model_validate(
+                        {"after_": utc_now() - _ENDED_LATELY}
+                    ),
+                ),
+                work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[worker.node.pool])),
+                sort=FlowRunSort.END_TIME_DESC,
+                limit=_PAGE,
+            )
+        }
+        tasks = {transitions.task_id_of(run) for run in runs.values()}
+        for history in await read_many_attempts(worker.client, tasks):
+            last = history[-1] if history else None
+            if last is None or last.status is not AttemptStatus.RUNNING:
+                continue
+            run = runs.get(UUID(last.flow_run_id))
+            if run is not None and last.node == worker.node.name:
+                await worker.settle_lost(run, history)
 
     async def _runs(self) -> list[FlowRun]:
         return await self._worker.client.read_flow_runs(

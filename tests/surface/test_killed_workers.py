@@ -117,5 +117,36 @@ def test_killed_while_it_took_the_run_the_planned_memory_is_kept(
     assert [row["memory_mb"] for row in rows] == [512, 1024]
 
 
+def test_killed_while_its_flow_reported_its_own_end_the_row_is_closed(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    worker.start()
+    flow = api.deploy("sleepy", POOL, name="own-end", job_variables={"memory_mb": 512})
+    run = api.submit(flow, {"notes": str(notes), "seconds": 4.0})
+    wait_until(notes.exists, what="start of the flow", timeout_seconds=60)
+    wait_until(lambda: api.rows(run), what="row of attempt 1")
+    worker.kill()
+    api.wait_state(run, "Completed")
+    (row,) = goes_on_once(api, worker, run, attempts=1)
+    assert (row["status"], row["failure"]) == ("completed", None)
+
+
+def test_killed_after_the_row_of_a_plain_job_that_ended_well_the_run_completes(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    """It is not run again."""
+    worker.start()
+    variables = {"command": f"sh -c 'echo x >> {tmp_path}/runs; sleep 600'", "memory_mb": 64}
+    run = api.submit(api.deploy("sleepy", POOL, name="job"), job_variables=variables)
+    api.wait_state(run, "Running")
+    wait_until(lambda: api.rows(run), what="row of attempt 1")
+    worker.kill()
+    (row,) = api.rows(run)
+    api.rewrite_rows(run, [{**row, "status": "completed", "ended_task": True, "ended": now()}])
+    goes_on_once(api, worker, run, attempts=1)
+    assert (tmp_path / "runs").read_text() == "x\n"
+
+
 def now() -> str:
     return datetime.now(timezone.utc).isoformat()
