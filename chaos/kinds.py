@@ -102,6 +102,8 @@ KINDS: tuple[Kind, ...] = (
 class Planned:
     """One run of the plan."""
 
+    name: str
+    """Different for each run of the plan."""
     kind: Kind
     pool: str
     seconds: float
@@ -128,6 +130,7 @@ def plan_runs(rng: random.Random, count: int, *, within: float, pools: set[str])
     for index, kind in enumerate(drawn):
         planned.append(
             Planned(
+                name=f"run-{index}",
                 kind=kind,
                 pool=rng.choice([pool for pool in kind.pools if pool in pools]),
                 seconds=round(rng.uniform(*kind.seconds), 1),
