@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.exceptions import InfrastructureNotFound
+from prefect.settings import get_current_settings
 from prefect.workers.base import BaseWorkerResult
 from prefect.workers.process import (
     ProcessJobConfiguration,
@@ -48,9 +48,11 @@ from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
 from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.infra.progress_file import read_progress_file
+from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker
 
@@ -145,6 +147,10 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 failure=FailureClass.INVALID_CONFIG,
             )
 
+    async def end_all_left(self) -> None:
+        """End the children of an earlier process of this worker, also of runs that were moved."""
+        await self._in_thread(self._end_all_left)
+
     async def end_left_attempt(self, flow_run_id: UUID) -> None:
         """End what an earlier process of this worker may have left of that run."""
         await self._in_thread(lambda: create_memory_limit(str(flow_run_id), 64).close())
@@ -211,13 +217,28 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
 
     # ---- in threads -----------------------------------------------------------------------------
 
+    @property
+    def _scratch(self) -> ScratchFolders:
+        return ScratchFolders(self.node.name, self._work_pool_name, _api_url())
+
+    def _end_all_left(self) -> None:
+        ended = end_leftovers({environment.NODE: self.node.name, "PREFECT_API_URL": _api_url()})
+        removed = self._scratch.remove_all()
+        if ended or removed:
+            self._logger.info(
+                "An earlier process of this worker had left %d processes and %d folders; they are"
+                " gone now.",
+                ended,
+                removed,
+            )
+
     def _start(self, plan: AttemptPlan) -> _Child:
         configuration = plan.configuration
         assert isinstance(configuration, HeteroflowProcessJobConfiguration)
-        folder = Path(tempfile.mkdtemp(prefix="heteroflow-"))
+        folder = self._scratch.make("attempt")
         working_folder = None
         if configuration.working_dir is None:
-            working_folder = Path(tempfile.mkdtemp(prefix="heteroflow-work-"))
+            working_folder = self._scratch.make("work")
         env = {key: value for key, value in configuration.env.items() if value is not None}
         if plan.context_json is not None:
             context_file = folder / "context.json"
@@ -288,6 +309,10 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             if prints:
                 sys.stdout.write(chunk.decode(errors="replace"))
                 sys.stdout.flush()
+
+
+def _api_url() -> str:
+    return str(get_current_settings().api.url)
 
 
 def _terminate(child: _Child, grace_seconds: float) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import anyio
 import anyio.abc
 import anyio.to_thread
+import httpx
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import AwaitingRetry
 from prefect.workers.base import BaseWorkerResult
@@ -24,6 +27,7 @@ from prefect_heteroflow.attempts.backend import (
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
 from prefect_heteroflow.attempts.gpu_shares import GpuShares
 from prefect_heteroflow.attempts.life import AttemptLife
+from prefect_heteroflow.attempts.orphans import schedule_again
 from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.upkeep import Upkeep
 from prefect_heteroflow.core.attempts import Attempt
@@ -34,6 +38,7 @@ from prefect_heteroflow.infra.node_probe import parse_declared_gpus
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.insisting import insist, is_passing
 from prefect_heteroflow.orchestration.node_presence import NodePresence
 from prefect_heteroflow.orchestration.nodes import NodeNameTaken
 from prefect_heteroflow.orchestration.wakeups import Wakeups
@@ -106,6 +111,9 @@ class RetryingWorker(_Base):
     async def end_left_attempt(self, flow_run_id: UUID) -> None:
         """Make sure that nothing of that run's attempt runs on this node any more."""
 
+    async def end_all_left(self) -> None:
+        """Called once, when the node's name is ours: end what nobody can watch again."""
+
     async def find_left_attempts(self) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Attempts that an earlier process of this worker has started and that are still here."""
         return ()
@@ -140,6 +148,7 @@ class RetryingWorker(_Base):
             await self._presence.claim_name()
         except NodeNameTaken as error:
             raise WorkerCannotStart(str(error)) from error
+        await self.end_all_left()
         await super().setup()
         assert self._runs_task_group is not None
         self._placements = Placements(self.client, self.heteroflow_settings)
@@ -167,6 +176,9 @@ class RetryingWorker(_Base):
             identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
             await self._go_on_after(life)
         except Exception as error:
+            if self._is_outage_before_start(error, flow_run.id):
+                await self._give_back(self._lives[flow_run.id], error)
+                return self.attempt_result("")
             # Core would only log it, and the run would stay `Running` for ever.
             await self._propose_crashed_state(
                 flow_run,
@@ -180,10 +192,38 @@ class RetryingWorker(_Base):
 
     async def _go_on_after(self, life: AttemptLife) -> None:
         """Run the attempts that follow here at once, one after the other."""
-        while (following := await life.following()) is not None:
+        while True:
+            try:
+                following = await life.following()
+            except httpx.HTTPError as error:
+                # The run is scheduled: its pool has it, whatever becomes of us.
+                self._logger.warning(
+                    "Run %s goes the way over its pool: %s", life.flow_run.id, error
+                )
+                self.wake_at(utc_now(), life.flow_run.id)
+                return
+            if following is None:
+                return
             life = self._lives[life.flow_run.id] = following
             self._asked_for.discard(life.flow_run.id)
             await life.go_on()
+
+    def _is_outage_before_start(self, error: Exception, flow_run_id: UUID) -> bool:
+        """The API went away and nothing of the attempt has run: that is no crash of the run."""
+        return (
+            isinstance(error, httpx.HTTPError)
+            and is_passing(error)
+            and self._lives[flow_run_id].handle is None
+        )
+
+    async def _give_back(self, life: AttemptLife, error: Exception) -> None:
+        message = (
+            f"The Prefect API failed ({type(error).__name__}) before attempt {life.attempt} was"
+            " started. Nothing of it has run yet; it is tried again."
+        )
+        logger = self.get_flow_run_logger(life.flow_run)
+        step = partial(schedule_again, self, life.flow_run, message)
+        await insist(step, logger, f"the start of attempt {life.attempt}")
 
     async def _submit_scheduled_flow_runs(
         self, flow_run_response: list[WorkerFlowRunResponse]
@@ -327,7 +367,11 @@ class RetryingWorker(_Base):
         """Whether its next attempt may follow here without asking the pool for a place.
 
         Not so when pool or queue is paused or has a concurrency limit: another run may be next.
+        Nor when it holds none of the worker's own slots (`--limit`), as an attempt that was left by
+        an earlier process.
         """
+        if not self._holds_slot(flow_run.id):
+            return False
         pool = self._work_pool
         if pool is None or pool.is_paused or pool.concurrency_limit is not None:
             return False
@@ -335,6 +379,10 @@ class RetryingWorker(_Base):
             return True
         queue = await self.client.read_work_queue(flow_run.work_queue_id)
         return not queue.is_paused and queue.concurrency_limit is None
+
+    def _holds_slot(self, flow_run_id: UUID) -> bool:
+        limiter = self._limiter
+        return limiter is None or flow_run_id in limiter.statistics().borrowers
 
     def take_gpus(self, owner: str, resources: Resources) -> tuple[Gpu, ...]:
         """GPUs of this node for one attempt: the least used ones that are large enough."""
@@ -347,6 +395,10 @@ class RetryingWorker(_Base):
     def has_life(self, flow_run_id: UUID) -> bool:
         """Whether that run's attempt runs here."""
         return flow_run_id in self._lives
+
+    def is_busy_with(self, flow_run_id: UUID) -> bool:
+        """Whether that run's attempt runs here, or is on its way to."""
+        return flow_run_id in self._lives or flow_run_id in self._submitting_flow_run_ids
 
     async def cancel_life(self, flow_run_id: UUID) -> bool:
         """Cancel the attempt of that run if it runs here."""
@@ -402,6 +454,10 @@ class RetryingWorker(_Base):
         if known is None:
             life = AttemptLife(self, flow_run, configuration)
             self._lives[flow_run.id] = life
+            if self._limiter is not None:
+                # It takes one of the slots if one is free; it runs in any case.
+                with contextlib.suppress(anyio.WouldBlock, RuntimeError):
+                    self._limiter.acquire_on_behalf_of_nowait(flow_run.id)
             assert self._runs_task_group is not None
             self._runs_task_group.start_soon(self._resume, life, handle)
         elif known.attempt != handle.plan.attempt:
@@ -431,6 +487,13 @@ class RetryingWorker(_Base):
 
     async def _resume(self, life: AttemptLife, handle: AttemptHandle) -> None:
         try:
+            await self._resume_in_slot(life, handle)
+        finally:
+            if self._holds_slot(life.flow_run.id):
+                self._release_limit_slot(life.flow_run.id)
+
+    async def _resume_in_slot(self, life: AttemptLife, handle: AttemptHandle) -> None:
+        try:
             await life.resume(handle)
         except Exception:
             self._logger.exception("Run %s could not be watched again.", life.flow_run.id)
@@ -443,6 +506,9 @@ class RetryingWorker(_Base):
         try:
             await self._go_on_after(life)
         except Exception as error:
+            if self._is_outage_before_start(error, flow_run.id):
+                await self._give_back(self._lives[flow_run.id], error)
+                return
             self._logger.exception("Run %s could not go on.", flow_run.id)
             await self._propose_crashed_state(
                 flow_run, f"The worker failed while it went on: {type(error).__name__}: {error}"

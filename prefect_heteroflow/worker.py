@@ -17,9 +17,8 @@ import functools
 import json
 import posixpath
 import threading
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import anyio
@@ -43,6 +42,7 @@ from prefect_heteroflow.attempts.backend import (
     AttemptPlan,
     WorkerCannotStart,
 )
+from prefect_heteroflow.container_watch import ContainerWatch
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError
@@ -61,7 +61,7 @@ from prefect_heteroflow.docker_job import (
 )
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
-from prefect_heteroflow.infra.container_engine import ContainerEngine
+from prefect_heteroflow.infra.container_engine import ContainerEngine, is_away
 from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -70,7 +70,8 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 _PEAK_SECONDS = 1.0
-_KILLED = 137
+
+T = TypeVar("T")
 
 
 class HeteroflowWorker(RetryingWorker, DockerWorker):
@@ -159,6 +160,12 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 functools.partial(self._create_and_start_container, configuration)
             )
         except Exception as error:
+            if isinstance(error, requests.exceptions.RequestException):
+                # The engine went away in the middle: the container may run, and would beside the
+                # next attempt.
+                await self._when_engine_answers(
+                    functools.partial(self._docker.remove_all, {RUN_LABEL: key})
+                )
             await self._in_thread(functools.partial(self._remove_unstarted, key))
             if isinstance(error, TypeError | ValueError):
                 # docker-py itself refuses what it cannot put into a request.
@@ -173,7 +180,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         finally:
             with self._plans_lock:
                 self._plans.pop(key, None)
-        identifier = await self._in_thread(
+        identifier = await self._when_engine_answers(
             functools.partial(self._get_infrastructure_pid, container_id=str(container.id))
         )
         return AttemptHandle(identifier=identifier, plan=plan, inner=container.id)
@@ -182,7 +189,8 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         """Stream the output; the final state is read from the engine, not from `wait()`."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch_peak, handle)
-            end = await self._in_thread(functools.partial(self._wait, handle))
+            logger = self.get_flow_run_logger(handle.plan.flow_run)
+            end = await self._in_thread(ContainerWatch(self._engine, handle, logger).end)
             group.cancel_scope.cancel()
         return end
 
@@ -194,7 +202,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         """The report that the engine entry left in the container."""
         if handle.plan.context_json is None:
             return None
-        return await self._in_thread(
+        return await self._when_engine_answers(
             functools.partial(
                 self._docker.with_container,
                 handle.inner,
@@ -217,7 +225,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove the container, unless the user wants to keep it."""
         if getattr(handle.plan.configuration, "auto_remove", True):
-            await self._in_thread(functools.partial(self._docker.remove, handle.inner))
+            await self._when_engine_answers(functools.partial(self._docker.remove, handle.inner))
 
     async def kill_infrastructure(
         self,
@@ -296,6 +304,19 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         )
         return handle, configuration
 
+    async def _when_engine_answers(self, work: Callable[[], T]) -> T:
+        """Ask, and ask again while the engine is away: what it holds is evidence or a remainder."""
+        pause_seconds = 0.5
+        while True:
+            try:
+                return await self._in_thread(work)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                self._logger.warning("The Docker engine does not answer: %s", error)
+            await anyio.sleep(pause_seconds)
+            pause_seconds = min(10.0, 2 * pause_seconds)
+
     # ---- in threads: docker-py blocks -----------------------------------------------------------
 
     def _build_container_settings(
@@ -328,62 +349,6 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 docker_client, **{**kwargs, "command": containers.PREFECT_COMMAND}
             )
         return container
-
-    def _wait(self, handle: AttemptHandle) -> AttemptEnd:
-        client = self._engine()
-        try:
-            container = client.containers.get(handle.inner)
-            handle.main_pid = container.attrs["State"].get("Pid") or None
-            printed_last = self._stream(container, handle)
-            container.wait()
-            if missed := containers.missed_output(container, printed_last):
-                handle.plan.on_output(missed)
-            state = containers.container_state(container)
-            oom_killed = state.get("OOMKilled")
-            if state.get("ExitCode") == _KILLED and not oom_killed:
-                # Under load the engine hears of the exit before it hears of the kill for memory,
-                # and then `State.OOMKilled` stays false; its event still comes.
-                oom_killed = containers.saw_oom_event(client, container) or oom_killed
-        except docker.errors.NotFound:
-            return AttemptEnd(lost=True, engine_error="The container was removed from outside.")
-        finally:
-            client.close()
-        exit_code = state.get("ExitCode")
-        return AttemptEnd(
-            exit_code=exit_code,
-            oom_killed=oom_killed,
-            peak_memory_mb=handle.peak_memory_mb,
-            engine_error=state.get("Error") or None,
-        )
-
-    def _stream(self, container: Container, handle: AttemptHandle) -> bytes:
-        """The end of what was streamed."""
-        prints = getattr(handle.plan.configuration, "stream_output", True)
-
-        printed_last = b""
-
-        def on_output(chunk: bytes, *, is_old: bool = False) -> None:
-            nonlocal printed_last
-            printed_last = (printed_last + chunk)[-containers.TAIL_BYTES :]
-            handle.plan.on_output(chunk, is_old=is_old)
-            if prints and not is_old:
-                print(chunk.decode(errors="replace"), end="", flush=True)
-
-        try:
-            since = None
-            if handle.is_resumed:
-                since = int(time.time())
-                containers.pass_old_output(
-                    container, functools.partial(on_output, is_old=True), until=since
-                )
-            containers.stream_output(container, on_output, since=since)
-        except docker.errors.NotFound:
-            raise
-        except docker.errors.APIError as error:
-            self._logger.warning(
-                "The output of container %s cannot be read: %s", container.name, error
-            )
-        return printed_last
 
     async def _watch_peak(self, handle: AttemptHandle) -> None:
         while True:

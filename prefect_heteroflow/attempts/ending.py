@@ -78,15 +78,13 @@ class AttemptEnding:
 
     async def completed(self) -> None:
         """It succeeded, and with it the task."""
-        if self.is_plain_job:
-            await transitions.finish(
-                self.worker.client,
-                self.flow_run.id,
-                transitions.completed_state(f"Attempt {self.row.attempt} ended with exit code 0."),
-            )
         await self._write(
             dataclasses.replace(self.row, status=AttemptStatus.COMPLETED, ended_task=True)
         )
+        if self.is_plain_job:
+            await self._finish_once(
+                transitions.completed_state(f"Attempt {self.row.attempt} ended with exit code 0.")
+            )
         await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.SUCCEEDED)
         await self._hand_over()
 
@@ -324,9 +322,23 @@ class AttemptEnding:
         if decision.ending.value == "Cancelled":
             await self.cancelled()
             return
-        await transitions.finish(self.worker.client, self.flow_run.id, state, force=True)
+        await self._finish_once(state, force=True)
         if not self._is_front:
             await transitions.take_over(self.worker.client, self.task_id, state)
+
+    async def _finish_once(self, state: State[Any], *, force: bool = False) -> None:
+        """End the run, unless it has this very end: the answer to the request may have been lost.
+
+        The run is read anew whenever a step is told again.
+        """
+        known = self.flow_run.state
+        if known is not None and (known.type, known.name, known.message) == (
+            state.type,
+            state.name,
+            state.message,
+        ):
+            return
+        await transitions.finish(self.worker.client, self.flow_run.id, state, force=force)
 
     async def _hand_over(self) -> None:
         """Give the end of an attempt run to its front run, result and all."""

@@ -22,8 +22,9 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 
-from prefect_heteroflow.attempts.orphans import schedule_again
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, how_left, of_node
+from prefect_heteroflow.attempts.orphans import go_on_after, planned_in, schedule_again
+from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.contact import Answer, Contact, Ended, Lost, look
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.heartbeats import last_heartbeat
@@ -47,13 +48,14 @@ class Suspect:
 
     flow_run: FlowRun
     node: str
-    history: tuple[Attempt, ...]
-    """Empty for a run that its worker had taken and of which nothing was written yet."""
+    left: LeftBehind
+    written: tuple[Attempt, ...]
+    """The rows as they were read."""
 
     @property
     def key(self) -> tuple[UUID, int]:
         """The attempt's name among all."""
-        return self.flow_run.id, self.history[-1].attempt if self.history else 0
+        return self.flow_run.id, self.left.history[-1].attempt if self.left.history else 0
 
 
 class LostContact:
@@ -136,17 +138,18 @@ class LostContact:
 
     async def _suspect(self, run: FlowRun, away: dict[str, str]) -> Suspect | None:
         history = tuple(await read_attempts(self._worker.client, transitions.task_id_of(run)))
-        last = history[-1] if history else None
-        if last is not None and last.status is AttemptStatus.RUNNING:
-            if last.node in away and last.flow_run_id == str(run.id):
-                return Suspect(flow_run=run, node=last.node, history=history)
+        left = how_left(run, history)
+        if left is None:
             return None
-        if run.state is not None and run.state.type is StateType.PENDING:
-            # Taken, and nothing written yet: by whom is in the worker's labels.
-            taker = run.labels.get("prefect.worker.name")
-            node = next(name for name, pool in away.items() if pool == run.work_pool_name)
-            if taker is not None and await self._is_offline(str(run.work_pool_name), str(taker)):
-                return Suspect(flow_run=run, node=node, history=())
+        if left.node is not None:
+            if left.node not in away:
+                return None
+            return Suspect(flow_run=run, node=left.node, left=left, written=history)
+        # Nothing was written yet: by whom it was taken is in the worker's labels.
+        taker = run.labels.get("prefect.worker.name")
+        node = next(name for name, pool in away.items() if pool == run.work_pool_name)
+        if taker is not None and await self._is_offline(str(run.work_pool_name), str(taker)):
+            return Suspect(flow_run=run, node=node, left=left, written=history)
         return None
 
     async def _is_offline(self, pool: str, worker_name: str) -> bool:
@@ -166,17 +169,22 @@ class LostContact:
                 now.state is not None
                 and run.state is not None
                 and now.state.id == run.state.id
-                and history == (suspect.history or history)
+                and history == suspect.written
             )
             if not unchanged:
                 return  # it lives, or somebody was faster
             self._logger.warning(
                 "Run %s is lost with node %s: %s", run.id, suspect.node, lost.reason
             )
-            if suspect.history:
-                reason = f"Node {suspect.node} is away. {lost.reason}"
-                await worker.settle_lost(now, history, because=reason)
-            else:
-                await schedule_again(
-                    worker, now, f"Node {suspect.node} went away before the attempt was started."
-                )
+            await self._go_on_with(suspect, now, lost)
+
+    async def _go_on_with(self, suspect: Suspect, run: FlowRun, lost: Lost) -> None:
+        worker, left = self._worker, suspect.left
+        if left.what is Left.ATTEMPT:
+            reason = f"Node {suspect.node} is away. {lost.reason}"
+            await worker.settle_lost(run, of_node(left, suspect.node), because=reason)
+        elif left.what is Left.DECISION:
+            await go_on_after(worker, transitions.task_id_of(run), run)
+        else:
+            message = f"Node {suspect.node} went away before the attempt was started."
+            await schedule_again(worker, run, message, planned_in(left.history))

@@ -1,7 +1,8 @@
 """Runs of this node that an earlier process of its worker left half-way.
 
 Containers are found by their labels and watched again; this is for what has no container any
-more, or never had one. It is done once, when a worker starts.
+more, or never had one. The first look is when a worker starts, and others follow: a run whose
+submission or whose watching broke off must not wait for the next start.
 """
 
 from __future__ import annotations
@@ -14,75 +15,124 @@ from uuid import UUID
 import httpx
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 
+from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, how_left, of_node
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _PAGE = 200
-# A run that core has just proposed to us is Pending without a trace of ours for a moment.
-_JUST_NOW = timedelta(seconds=15)
+_SAID_BY_FLOWS = [StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED]
+_ENDED_LATELY = timedelta(days=3)
+"""Longer than a worker is usually away."""
 
 
-async def settle_orphans(worker: RetryingWorker) -> None:
-    """Settle each run of this pool that this node was running and of which nothing is left."""
-    runs = await worker.client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(
-                type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+class Orphans:
+    """What one worker knows of the runs of its pool that it should be looking after."""
+
+    def __init__(self, worker: RetryingWorker) -> None:
+        self._worker = worker
+        self._seen: dict[UUID, UUID] | None = None
+        """Runs that nobody looked after at the last look, and the state that each had then."""
+
+    async def look(self) -> None:
+        """Settle each run of this pool that this node was running and of which nothing is left.
+
+        What a row of this node says is acted on at the first look. What only the state and the
+        labels say must have stood still from one look to the next: a run that was just taken looks
+        the same.
+        """
+        worker, before, now = self._worker, self._seen, {}
+        self._seen = {}  # after an outage of the API nothing counts as having stood still
+        for run in await self._runs():
+            if worker.is_busy_with(run.id) or run.state is None:
+                continue
+            now[run.id] = run.state.id
+            stood_still = before is not None and before.get(run.id) == run.state.id
+            try:
+                await self._look_at(run, is_first=before is None, stood_still=stood_still)
+            except httpx.HTTPError:
+                raise  # the API is away: all of them again, later
+            except Exception as error:
+                worker.get_flow_run_logger(run).warning("The run cannot be settled: %s", error)
+        if before is None:
+            await self._close_rows_of_ended()
+        self._seen = now
+
+    async def _close_rows_of_ended(self) -> None:
+        """Flows that reported their own end while no worker was there to close their row."""
+        worker = self._worker
+        runs = {
+            run.id: run
+            for run in await worker.client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(
+                    state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_SAID_BY_FLOWS)),
+                    end_time=FlowRunFilterEndTime.model_validate(
+                        {"after_": utc_now() - _ENDED_LATELY}
+                    ),
+                ),
+                work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[worker.node.pool])),
+                sort=FlowRunSort.END_TIME_DESC,
+                limit=_PAGE,
             )
-        ),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[worker.node.pool])),
-        limit=_PAGE,
-    )
-    for run in runs:
-        if worker.has_life(run.id):
-            continue
-        try:
-            await _settle_orphan(worker, run)
-        except httpx.HTTPError:
-            raise  # the API is away: all of them again, later
-        except Exception as error:
-            worker.get_flow_run_logger(run).warning("The run cannot be settled: %s", error)
+        }
+        tasks = {transitions.task_id_of(run) for run in runs.values()}
+        for history in await read_many_attempts(worker.client, tasks):
+            last = history[-1] if history else None
+            if last is None or last.status is not AttemptStatus.RUNNING:
+                continue
+            run = runs.get(UUID(last.flow_run_id))
+            if run is not None and last.node == worker.node.name:
+                await worker.settle_lost(run, history)
 
+    async def _runs(self) -> list[FlowRun]:
+        return await self._worker.client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(
+                    type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+                )
+            ),
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[self._worker.node.pool])),
+            limit=_PAGE,
+        )
 
-async def _settle_orphan(worker: RetryingWorker, run: FlowRun) -> None:
-    history = tuple(await read_attempts(worker.client, transitions.task_id_of(run)))
-    last = history[-1] if history else None
-    if last is not None and _is_of_this_node(last, run, worker):
-        await worker.settle_lost(run, history)
-    elif _is_abandoned_submission(run, worker):
-        await schedule_again(worker, run, "The worker ended before the attempt was started.")
+    async def _look_at(self, run: FlowRun, *, is_first: bool, stood_still: bool) -> None:
+        if not is_first and not stood_still:
+            return
+        worker = self._worker
+        task_id = transitions.task_id_of(run)
+        left = how_left(run, await read_attempts(worker.client, task_id))
+        if (
+            left is None
+            or not (stood_still or left.node is not None)
+            or not self._is_own(left, run)
+        ):
+            return
+        if left.what is Left.ATTEMPT:
+            await worker.settle_lost(run, of_node(left, worker.node.name))
+        elif left.what is Left.DECISION:
+            await go_on_after(worker, task_id, run)
+        else:
+            message = "The worker ended before the attempt was started."
+            await schedule_again(worker, run, message, planned_in(left.history))
 
-
-def _is_of_this_node(row: Attempt, run: FlowRun, worker: RetryingWorker) -> bool:
-    return (
-        row.status is AttemptStatus.RUNNING
-        and row.node == worker.node.name
-        and row.flow_run_id == str(run.id)
-    )
-
-
-def _is_abandoned_submission(run: FlowRun, worker: RetryingWorker) -> bool:
-    """This worker, by its name, had taken the run and never started it."""
-    state = run.state
-    return (
-        state is not None
-        and state.type is StateType.PENDING
-        and utc_now() - state.timestamp > _JUST_NOW
-        and run.labels.get("prefect.worker.name") == worker.name
-    )
+    def _is_own(self, left: LeftBehind, run: FlowRun) -> bool:
+        if left.node is not None:
+            return left.node == self._worker.node.name
+        return run.labels.get("prefect.worker.name") == self._worker.name
 
 
 async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> None:
@@ -94,7 +144,7 @@ async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> No
     last = history[-1] if history else None
     if last is None or _was_taken_up(state, history):
         return
-    if last.status is AttemptStatus.SCHEDULED and last.pool == worker.node.pool:
+    if last.status is AttemptStatus.SCHEDULED and last.pool == run.work_pool_name:
         await schedule_again(worker, run, "The worker ended after it had decided.", planned(last))
     elif last.status is AttemptStatus.SCHEDULED:
         # `reconcile` creates the planned attempt run of a front run that is parked.
@@ -102,6 +152,11 @@ async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> No
         if run.id != task_id:
             ended = transitions.ended_state(transitions.ATTEMPT_FAILED, "Goes on elsewhere.")
             await transitions.finish(worker.client, run.id, ended, force=True)
+    elif last.status is AttemptStatus.COMPLETED and last.ended_task:
+        completed = transitions.completed_state(f"Attempt {last.attempt} ended with exit code 0.")
+        await transitions.finish(worker.client, run.id, completed)
+        if run.id != task_id:
+            await transitions.take_over(worker.client, task_id, completed)
     elif last.status is AttemptStatus.FAILED and last.ended_task:
         ended = transitions.ended_state(last.ending or "Failed", last.decision or "")
         await transitions.finish(worker.client, run.id, ended, force=True)
@@ -119,6 +174,15 @@ def planned(row: Attempt) -> dict[str, Any]:
     """Job variables of the attempt that a row plans."""
     names = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
     return {name: getattr(row, name) for name in names if getattr(row, name) is not None}
+
+
+def planned_in(history: Sequence[Attempt]) -> dict[str, Any]:
+    """Job variables of the attempt that is planned, if one is.
+
+    The state that carried them went when a worker took the run.
+    """
+    last = history[-1] if history else None
+    return planned(last) if last is not None and last.status is AttemptStatus.SCHEDULED else {}
 
 
 async def schedule_again(

@@ -38,6 +38,8 @@ def outcome_of(
     kind = None if state is None else state.type
     if cancel_requested or kind in (StateType.CANCELLING, StateType.CANCELLED):
         return Outcome.CANCELLED
+    if is_plain_job and kind is StateType.COMPLETED:
+        return Outcome.COMPLETED  # its worker has said so, and was killed before it had done all
     if is_plain_job:
         clean = end.exit_code == 0 and not end.signal and not end.killed_for_memory and not end.lost
         return Outcome.COMPLETED if clean else Outcome.FAILED

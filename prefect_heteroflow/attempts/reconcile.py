@@ -69,18 +69,30 @@ async def _go_on_with_escalated(worker: RetryingWorker) -> None:
         if run is None:
             await _create_planned(worker, front)
         elif run.state is not None and run.state.is_final() and _settled_for_a_while(run):
-            if run.state.name == transitions.ATTEMPT_FAILED:
-                await _create_planned(worker, front)
-            else:
+            if await _create_planned(worker, front, newest=_number(run)):
+                continue
+            if run.state.name != transitions.ATTEMPT_FAILED:
                 await transitions.take_over(worker.client, front.id, run.state)
 
 
-async def _create_planned(worker: RetryingWorker, front: FlowRun) -> None:
-    """Create the attempt run whose row was written before its worker died."""
+async def _create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int = 0) -> bool:
+    """Create the attempt run whose row was written before its worker died.
+
+    Args:
+        worker: Whose client is used.
+        front: The parked front run.
+        newest: Number of its newest attempt run. After a person has run an ended task again, that
+            one may be of the time before.
+
+    Returns:
+        Whether an attempt was planned that no run carries yet.
+    """
     history = await read_attempts(worker.client, front.id)
     row = history[-1] if history else None
     if row is None or row.status is not AttemptStatus.SCHEDULED or row.pool is None:
-        return
+        return False
+    if row.attempt <= newest:
+        return False
     await transitions.create_attempt_run(
         worker.client,
         front,
@@ -90,6 +102,7 @@ async def _create_planned(worker: RetryingWorker, front: FlowRun) -> None:
         due=utc_now(),
         message=f"Attempt {row.attempt} was planned by a worker that went away.",
     )
+    return True
 
 
 def _planned_variables(front: FlowRun, row: Attempt) -> dict[str, Any]:

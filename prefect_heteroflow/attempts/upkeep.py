@@ -19,7 +19,7 @@ from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
 from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
-from prefect_heteroflow.attempts.orphans import settle_orphans
+from prefect_heteroflow.attempts.orphans import Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.core.node_health import CordonAdvice, advise_cordon_for_xid
 from prefect_heteroflow.infra.nvml_events import XidWatch
@@ -47,6 +47,8 @@ class Upkeep:
         self._wakeups = wakeups
         self._logger = logger
         self._lost_contact = LostContact(worker, logger)
+        self._orphans = Orphans(worker)
+        self._has_adopted = False
         self._scope = anyio.CancelScope()
 
     def stop(self) -> None:
@@ -84,6 +86,8 @@ class Upkeep:
         if self._worker.is_set_up:
             await reconcile(self._worker)
             await self._lost_contact.look()
+            if self._has_adopted:
+                await self._orphans.look()
             await self._see_to_held()
 
     async def _see_to_held(self) -> None:
@@ -159,7 +163,8 @@ class Upkeep:
                 if self._worker.is_set_up:
                     for handle, configuration in await self._worker.find_left_attempts():
                         await self._worker.adopt(handle, configuration)
-                    await settle_orphans(self._worker)
+                    await self._orphans.look()
+                    self._has_adopted = True
                     return
             except Exception as error:
                 self._logger.warning("Left attempts cannot be looked for yet: %s", error)

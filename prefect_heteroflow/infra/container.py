@@ -33,6 +33,7 @@ _LEFT_OUT = {
     "attempts",
     "cli",
     "collection.py",
+    "container_watch.py",
     "docker_job.py",
     "process_worker.py",
     "retrying_worker.py",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import docker.errors
+import requests.exceptions
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -81,3 +82,17 @@ def _filters(labels: Mapping[str, str], status: str | None) -> dict[str, Any]:
     if status is not None:
         filters["status"] = status
     return filters
+
+
+def is_away(error: BaseException) -> bool:
+    """The engine was not reached, or went away before it answered.
+
+    What was asked may have been done or not; nothing is known of any container.
+    """
+    if isinstance(error, docker.errors.APIError):
+        return bool(error.is_server_error())
+    if isinstance(error, requests.exceptions.RequestException | ConnectionError):
+        return True
+    # prefect-docker wraps what docker-py says when it cannot connect.
+    cause = error.__cause__ if isinstance(error, RuntimeError) else error
+    return isinstance(cause, docker.errors.DockerException)

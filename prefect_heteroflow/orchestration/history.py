@@ -94,6 +94,23 @@ async def read_attempts(client: PrefectClient, task_id: UUID | str) -> list[Atte
     return list((await _read(client, str(task_id))).attempts)
 
 
+async def read_many_attempts(
+    client: PrefectClient, task_ids: Iterable[UUID]
+) -> list[tuple[Attempt, ...]]:
+    """The attempts of each of these tasks that has any. One request."""
+    tasks = [str(task) for task in task_ids]
+    if not tasks:
+        return []
+    artifacts = await client.read_artifacts(
+        artifact_filter=ArtifactFilter(
+            key=ArtifactFilterKey(any_=[table_key(task) for task in tasks])
+        ),
+        sort=ArtifactSort.CREATED_DESC,
+    )
+    stored = (_as_stored(task, artifacts).attempts for task in tasks)
+    return [attempts for attempts in stored if attempts]
+
+
 async def write_attempts(
     client: PrefectClient,
     task_id: UUID | str,

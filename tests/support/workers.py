@@ -70,6 +70,17 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._position = 0
 
+    @property
+    def pid(self) -> int:
+        """Of its newest process, which may have ended.
+
+        Raises:
+            RuntimeError: It was never started.
+        """
+        if self._process is None:
+            raise RuntimeError(f"worker {self.node} was not started")
+        return self._process.pid
+
     def start(self, *, wait: bool = True) -> None:
         """Start it, and wait until it polls."""
         self._position = len(self.log())

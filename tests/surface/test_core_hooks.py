@@ -59,7 +59,13 @@ def test_core_still_calls_what_we_override(caller: object, called: str) -> None:
     assert called in inspect.getsource(caller)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["_runs_task_group", "_work_pool", "_client", "_work_pool_name"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_runs_task_group", "_work_pool", "_client", "_work_pool_name"),
+        *("_submitting_flow_run_ids", "_limiter", "_release_limit_slot"),
+    ],
+)
 def test_attribute_of_the_core_worker_that_we_read_is_still_there(name: str) -> None:
     assert f"self.{name}" in inspect.getsource(BaseWorker)
 

@@ -1,0 +1,87 @@
+"""How a run stands whose worker is gone: which of its steps was the last one. Pure.
+
+Rows are written before anything is acted on and the state changes last, so row and state together
+say how far the worker came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from prefect.client.schemas.objects import FlowRun, StateType
+
+from prefect_heteroflow.attempts.outcome import went_on
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+
+_OPEN = (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING)
+
+
+class Left(str, Enum):
+    """What the worker left undone."""
+
+    ATTEMPT = "attempt"
+    """It was running an attempt whose end it did not see, or did not write down."""
+    DECISION = "decision"
+    """It wrote down what follows from an attempt, and did not do it."""
+    SUBMISSION = "submission"
+    """It had taken the run from its pool, and started nothing that was written down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """A run that was left half-way."""
+
+    what: Left
+    node: str | None
+    """Whose worker it was; `None` if no row says so, and only the worker's labels can."""
+    history: tuple[Attempt, ...]
+    """With `Left.ATTEMPT` the last row is that attempt's."""
+
+
+def how_left(run: FlowRun, history: Sequence[Attempt]) -> LeftBehind | None:
+    """How far the worker of a run came, if the run is one that a worker has to be looking after."""
+    state = run.state
+    if state is None or state.type not in (StateType.RUNNING, StateType.PENDING):
+        return None
+    last = history[-1] if history else None
+    own = str(run.id)
+    if last is not None and last.status in _OPEN and last.flow_run_id not in ("", own):
+        return None  # another run carries it
+    if last is not None and last.status is AttemptStatus.RUNNING:
+        return LeftBehind(what=Left.ATTEMPT, node=last.node, history=tuple(history))
+    ended = next((row for row in reversed(history) if row.ended), None)
+    was_taken_up = went_on(state, since=None if ended is None else ended.ended, is_retry=False)
+    if ended is not None and ended.flow_run_id == own and not was_taken_up:
+        decided = last is not ended or ended.ended_task
+        left = LeftBehind(what=Left.DECISION, node=ended.node, history=tuple(history))
+        return left if decided else None
+    if state.type is StateType.PENDING:
+        return LeftBehind(what=Left.SUBMISSION, node=None, history=tuple(history))
+    return LeftBehind(what=Left.ATTEMPT, node=None, history=_with_unwritten(run, history))
+
+
+def _with_unwritten(run: FlowRun, history: Sequence[Attempt]) -> tuple[Attempt, ...]:
+    """The history with the attempt that has begun: its row was planned, or is missing."""
+    last = history[-1] if history else None
+    begun = run.state.timestamp.isoformat() if run.state is not None else None
+    if last is not None and last.status is AttemptStatus.SCHEDULED:
+        planned = dataclasses.replace(last, status=AttemptStatus.RUNNING, started=begun)
+        return (*history[:-1], dataclasses.replace(planned, flow_run_id=str(run.id)))
+    unwritten = Attempt(
+        attempt=1 if last is None else last.attempt + 1,
+        flow_run_id=str(run.id),
+        status=AttemptStatus.RUNNING,
+        pool=run.work_pool_name,
+        started=begun,
+        log=f"/runs/flow-run/{run.id}?tab=Logs",
+    )
+    return (*history, unwritten)
+
+
+def of_node(left: LeftBehind, node: str) -> tuple[Attempt, ...]:
+    """Its history, with the node in the row of the attempt that was left."""
+    *earlier, last = left.history
+    return (*earlier, dataclasses.replace(last, node=last.node or node))

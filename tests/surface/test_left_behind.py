@@ -1,0 +1,85 @@
+"""Row and state together say how far a worker came that is gone."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun, State, StateType
+
+from prefect_heteroflow.attempts.left_behind import Left, how_left, of_node
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+
+RUN, OTHER_RUN = uuid4(), uuid4()
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def run(state: StateType, *, after: float) -> FlowRun:
+    """In a state that was set so many seconds after the first attempt had ended."""
+    timestamp = NOW + timedelta(seconds=after)
+    return FlowRun(
+        id=RUN, flow_id=uuid4(), state=State(type=state, timestamp=timestamp), work_pool_name="pool"
+    )
+
+
+def row(attempt: int, status: AttemptStatus, **more: object) -> Attempt:
+    values = {"flow_run_id": str(RUN), "node": "node-1", "pool": "pool", **more}
+    return Attempt(attempt=attempt, status=status, **values)  # type: ignore[arg-type]
+
+
+RUNNING = row(1, AttemptStatus.RUNNING)
+FAILED = row(1, AttemptStatus.FAILED, ended=NOW.isoformat())
+STOPPED = row(1, AttemptStatus.FAILED, ended=NOW.isoformat(), ended_task=True)
+PLANNED = row(2, AttemptStatus.SCHEDULED, node=None, memory_mb=256)
+PLANNED_ELSEWHERE = row(2, AttemptStatus.SCHEDULED, node=None, flow_run_id="", pool="large")
+CARRIED_ELSEWHERE = row(2, AttemptStatus.RUNNING, flow_run_id=str(OTHER_RUN))
+
+CASES = {
+    "row and state agree": (StateType.RUNNING, -5, [RUNNING], Left.ATTEMPT, "node-1"),
+    "started, no row": (StateType.RUNNING, 0, [], Left.ATTEMPT, None),
+    "taken, no row": (StateType.PENDING, 0, [], Left.SUBMISSION, None),
+    "planned, not scheduled": (StateType.RUNNING, -5, [FAILED, PLANNED], Left.DECISION, "node-1"),
+    "planned elsewhere, not parked": (
+        *(StateType.RUNNING, -5),
+        *([FAILED, PLANNED_ELSEWHERE], Left.DECISION, "node-1"),
+    ),
+    "stopped, not ended": (StateType.RUNNING, -5, [STOPPED], Left.DECISION, "node-1"),
+    "taken again": (StateType.PENDING, 5, [FAILED, PLANNED], Left.SUBMISSION, None),
+    "started again, no row": (StateType.RUNNING, 5, [FAILED, PLANNED], Left.ATTEMPT, None),
+    "run again by a person": (StateType.RUNNING, 60, [STOPPED], Left.ATTEMPT, None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_last_step_of_the_worker_is_told_by_row_and_state(name: str) -> None:
+    state, after, history, what, node = CASES[name]
+    left = how_left(run(state, after=after), history)
+    assert left is not None
+    assert (left.what, left.node) == (what, node)
+
+
+@pytest.mark.parametrize(
+    ("state", "history"),
+    [
+        (StateType.COMPLETED, [RUNNING]),
+        (StateType.SCHEDULED, [FAILED, PLANNED]),
+        (StateType.PAUSED, [FAILED, PLANNED_ELSEWHERE]),
+        (StateType.RUNNING, [FAILED, CARRIED_ELSEWHERE]),
+        (StateType.RUNNING, [FAILED]),
+    ],
+    ids=["ended", "scheduled", "parked", "carried by another run", "about to be decided"],
+)
+def test_run_that_no_worker_has_to_look_after_is_not_left(
+    state: StateType, history: list[Attempt]
+) -> None:
+    assert how_left(run(state, after=-5), history) is None
+
+
+def test_attempt_without_a_row_gets_the_number_the_node_and_what_was_planned() -> None:
+    left = how_left(run(StateType.RUNNING, after=5), [FAILED, PLANNED])
+    assert left is not None
+    first, second = of_node(left, "node-2")
+    assert first == FAILED
+    assert (second.attempt, second.node, second.memory_mb) == (2, "node-2", 256)
+    assert (second.status, second.flow_run_id) == (AttemptStatus.RUNNING, str(RUN))
