@@ -23,6 +23,7 @@ from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
 
 POOL = "ui-approval"
+CLICKS = {"": ["Resume"], "/v2": ["Open menu", "Resume"]}
 CONFIRM = {"": "Submit", "/v2": "Resume"}
 
 
@@ -80,7 +81,7 @@ def test_resume_button_lets_a_held_run_go_on_and_its_success_closes_the_breaker(
             tmp_path / "resume.png",
             script_steps=[
                 see("AwaitingApproval"),
-                click_text("Resume"),
+                *map(click_text, CLICKS[prefix]),
                 see("Resume Flow Run"),
                 click_text(CONFIRM[prefix]),
             ],
