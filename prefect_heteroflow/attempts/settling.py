@@ -16,12 +16,12 @@ from prefect.client.schemas.objects import FlowRun
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
+from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
 from prefect_heteroflow.core.attempts import Attempt, current_series
 from prefect_heteroflow.core.decide import decide, without_deployment
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.job_values import JobValues
-from prefect_heteroflow.core.node_health import advise_cordon
 from prefect_heteroflow.core.policy import Decision, Ending, Retry, Stop
 from prefect_heteroflow.core.progress import Progress, stuck_reason
 from prefect_heteroflow.core.resources import Resources
@@ -30,7 +30,6 @@ from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.environment import EngineReport
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.insisting import insist
-from prefect_heteroflow.orchestration.nodes import cordon_node
 from prefect_heteroflow.orchestration.progress_artifacts import (
     read_progress_artifact,
     write_progress,
@@ -185,17 +184,14 @@ class AttemptSettling:
 
     async def _cordon(self, diagnosis: Diagnosis) -> None:
         """Take a GPU or node with a fault out of use, before the next place is looked for."""
-        advice = advise_cordon(diagnosis, self.gpu_uuids)
-        if advice is None or self.row.node is None:
+        if self.row.node is None:
+            return
+        advice = await cordon_after_attempt(
+            self.worker.client, self.row.node, diagnosis, self.gpu_uuids
+        )
+        if advice is None:
             return
         self.logger.warning("Node %s: %s", self.row.node, advice.reason)
-        await cordon_node(
-            self.worker.client,
-            self.row.node,
-            reason=advice.reason,
-            at=utc_now(),
-            gpu_uuid=advice.gpu_uuid,
-        )
         await self.worker.read_cluster(fresh=True)
 
     async def _note_progress(self) -> None:

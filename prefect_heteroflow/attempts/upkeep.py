@@ -5,29 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import httpx
 from prefect.events import Event
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.gpu_faults import watch_gpu_faults
 from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
-from prefect_heteroflow.core.node_health import CordonAdvice, advise_cordon_for_xid
-from prefect_heteroflow.infra.nvml_events import XidWatch
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.insisting import insist
-from prefect_heteroflow.orchestration.nodes import cordon_node
 from prefect_heteroflow.orchestration.wakeups import Wakeups
 
 if TYPE_CHECKING:
@@ -36,7 +31,6 @@ if TYPE_CHECKING:
 _HEARTBEAT_SECONDS = 15.0
 _RECONCILE_SECONDS = 15.0
 _ADOPT_SECONDS = 2.0
-_XID_WAIT_SECONDS = 5.0
 
 
 class Upkeep:
@@ -95,9 +89,9 @@ class Upkeep:
         client, policy = self._worker.client, self._worker.heteroflow_settings.breaker_policy
         try:
             await release_held(client, policy=policy, now=utc_now())
+            await close_refused(client, now=utc_now())
         except BreakerBusy as error:
             self._logger.debug("%s", error)
-        await close_refused(client, now=utc_now())
 
     async def _on_event(self, event: Event) -> None:
         worker = self._worker
@@ -127,34 +121,7 @@ class Upkeep:
             )
 
     async def _hear_xids(self) -> None:
-        """Cordon what the driver reports, for as long as it reports anything."""
-        with XidWatch() as watch:
-            while watch.unavailable is None:
-                event = await anyio.to_thread.run_sync(
-                    watch.wait, _XID_WAIT_SECONDS, abandon_on_cancel=True
-                )
-                if event is None:
-                    continue
-                advice = advise_cordon_for_xid(event.code, event.gpu_uuid)
-                if advice is not None:
-                    await self._cordon(advice)
-            self._logger.debug("Xids are not heard: %s", watch.unavailable.reason)
-
-    async def _cordon(self, advice: CordonAdvice) -> None:
-        node = self._worker.node.name
-        self._logger.warning("Node %s: %s", node, advice.reason)
-        await insist(
-            partial(
-                cordon_node,
-                self._worker.client,
-                node,
-                reason=advice.reason,
-                at=utc_now(),
-                gpu_uuid=advice.gpu_uuid,
-            ),
-            self._logger,
-            "the cordon of this node",
-        )
+        await watch_gpu_faults(self._worker.client, self._worker.node.name, logger=self._logger)
 
     async def _adopt_left_attempts(self) -> None:
         """Once: attempts of an earlier process of this worker."""
