@@ -203,6 +203,7 @@ class AttemptLife:
 
     async def _take_up(self) -> bool:
         """Read what is known of the task; `False` when this run is not to be started here."""
+        await note_resumed(self._worker, self.flow_run)
         standing = await read_standing(
             self._client, self.task_id, self.flow_run, self._worker.node.pool
         )
@@ -211,7 +212,6 @@ class AttemptLife:
             return False
         self._history = standing
         self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
-        await note_resumed(self._worker, self.flow_run)
         return await self._accept_values()
 
     async def _accept_values(self) -> bool:
