@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.loggers import get_run_logger
 from prefect.states import Cancelled
-from prefect.task_engine import TaskRunTimeoutError
 from prefect.transactions import get_transaction
 from prefect.utilities.callables import call_with_parameters
 
@@ -30,14 +29,7 @@ from prefect_heteroflow.task_runner.attempts_elsewhere import (
     TaskCall,
     TaskOutcome,
 )
-from prefect_heteroflow.task_runner.errors import (
-    HeteroTaskError,
-    Origin,
-    TaskNotPortableError,
-    WorkerDiedError,
-    as_task_error,
-    with_origin,
-)
+from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
 
 if TYPE_CHECKING:
@@ -49,17 +41,6 @@ if TYPE_CHECKING:
 
 _WITHOUT_END = 1_000_000
 """`retries` while our own condition decides."""
-
-
-class _RemoteTraceback(Exception):
-    """The traceback of the child process, to be shown as the cause."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._text = text
-
-    def __str__(self) -> str:
-        return f"\n{self._text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +219,14 @@ class TaskLife:
             self._resources = decision.resources
             if decision.resources.memory_mb > self._rules.resources.memory_mb:
                 self._reserved_mb = decision.resources.memory_mb
-        raise self._error(outcome, diagnosis, decision)
+        if outcome.kind == "timed_out":  # the engine's message names it
+            self.engine_task.timeout_seconds = self._task.timeout_seconds
+        if outcome.kind == "raised" and outcome.exception is None:
+            text = "%s: the exception itself cannot be sent between processes"
+            get_run_logger(self._context()).warning(text, outcome.text)
+        raise error_of(
+            outcome, self._task, attempt=len(self._attempts), diagnosis=diagnosis, decision=decision
+        )
 
     def _cancelled(self, outcome: TaskOutcome) -> State[Any]:
         if self._attempts:
@@ -388,47 +376,6 @@ class TaskLife:
         if diagnosis is not None and decision is not None and outcome.kind != "raised":
             logger.warning("Attempt %s: %s", row.attempt, decision.reason)
         self._rows.write(self._attempts, flow_run_id, logger)
-
-    def _error(
-        self, outcome: TaskOutcome, diagnosis: Diagnosis, decision: Decision
-    ) -> BaseException:
-        evidence = outcome.evidence
-        info = evidence.exception if evidence is not None else None
-        origin = Origin(
-            node=outcome.node,
-            attempt=len(self._attempts),
-            remote_traceback=None if info is None else info.traceback,
-        )
-        name = self._task.name
-        if outcome.kind == "timed_out":
-            self.engine_task.timeout_seconds = self._task.timeout_seconds
-            return TaskRunTimeoutError(
-                f"The body ran longer than {self._task.timeout_seconds:g} s and was ended."
-            )
-        if outcome.kind == "refused":
-            return with_origin(HeteroTaskError(f"Task {name!r} cannot run: {outcome.text}"), origin)
-        if outcome.kind == "unportable":
-            text = f"Task {name!r} cannot run in another process: {outcome.text}"
-            return with_origin(TaskNotPortableError(text), origin)
-        if outcome.kind == "died":
-            died = WorkerDiedError(
-                f"Task {name!r}: {outcome.text}. {diagnosis.reason}",
-                exit_code=outcome.exit_code,
-                signal=outcome.signal,
-                diagnosis=diagnosis,
-            )
-            return with_origin(died, origin)
-        error = self._body_error(outcome, origin)
-        if origin.remote_traceback and error.__cause__ is None:
-            error.__cause__ = _RemoteTraceback(origin.remote_traceback)
-        return error
-
-    def _body_error(self, outcome: TaskOutcome, origin: Origin) -> BaseException:
-        if outcome.exception is None:
-            text = f"{outcome.text}: the exception itself cannot be sent between processes"
-            get_run_logger(self._context()).warning("%s", text)
-            return with_origin(HeteroTaskError(outcome.text), origin)
-        return as_task_error(outcome.exception, origin)
 
 
 _ERROR_TYPES = {

@@ -15,7 +15,7 @@ from prefect import allow_failure, get_run_logger, runtime, tags, task, unmapped
 from prefect.artifacts import create_markdown_artifact
 from prefect.assets import materialize
 from prefect.cache_policies import INPUTS, NO_CACHE, TASK_SOURCE
-from prefect.context import get_run_context
+from prefect.context import TaskRunContext
 from prefect.states import Completed, Failed
 from prefect.transactions import transaction
 from prefect.utilities.annotations import quote
@@ -164,19 +164,20 @@ def interrupt_itself() -> None:
 
 
 @task
-def outer(number: int) -> int:
+def outer(number: int) -> Any:
     first = add.submit(number, 1)
     return add.submit(first, 1).result()
 
 
 @task
-def outer_direct(number: int) -> int:
+def outer_direct(number: int) -> Any:
     return add(number, 1)
 
 
 @task
 def who_am_i() -> tuple[str, str, list[str], dict[str, Any], bool]:
-    context = get_run_context()
+    context = TaskRunContext.get()
+    assert context is not None
     return (
         runtime.task_run.task_name,
         runtime.flow_run.flow_name,
@@ -221,7 +222,7 @@ def hooked(folder: str, body: Callable[[str], Any], **options: Any) -> Any:
 
         return hook
 
-    return task(
+    return task(  # type: ignore[call-overload]
         body,
         on_completion=[on("completion")],
         on_failure=[on("failure")],
@@ -297,7 +298,7 @@ def case_map(folder: str) -> Any:
 def case_dependencies(folder: str) -> Any:
     first = add.submit(1, 1)
     second = add.submit(first, [1][0])
-    third = named.submit(3, wait_for=[second])
+    third = named.submit(3, wait_for=[second])  # type: ignore[call-overload]
     return third.result(), second.result()
 
 
@@ -320,7 +321,7 @@ def case_cached_by_source(folder: str) -> Any:
     first = cached_by_source.submit(folder)
     first.wait()
     again = cached_by_source.submit(folder)
-    fresh = cached_by_source.with_options(refresh_cache=True).submit(folder, wait_for=[again])
+    fresh = cached_by_source.with_options(refresh_cache=True).submit(folder, wait_for=[again])  # type: ignore[call-overload]
     return [future.result() for future in (first, again, fresh)], states(first, again, fresh)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from prefect import get_run_logger, task
 
-from prefect_heteroflow import current_attempt, requires
+from prefect_heteroflow import current_attempt
+from prefect_heteroflow.task_runner.requirements import requires
 
 MIB = 1024 * 1024
 
@@ -54,7 +55,8 @@ def allocate(megabytes: int) -> int:
     attempt = current_attempt()
     assert attempt is not None
     assert len(filled) == megabytes * MIB
-    return attempt.memory_mb
+    memory_mb: int = attempt.memory_mb
+    return memory_mb
 
 
 @task
@@ -179,8 +181,8 @@ def take(value: Any) -> str:
     return type(value).__name__
 
 
-@requires(memory_mb=256)
 @task
+@requires(memory_mb=256)
 def needs_256() -> Any:
     return current_attempt()
 
