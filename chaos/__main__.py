@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         seed=options.seed,
         runs=options.runs,
         minutes=options.minutes,
+        fault_minutes=0.5 * options.minutes,
         gap=options.gap,
         with_docker=with_docker,
         say=lambda line: print(line, flush=True),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _KILLED = 137
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
+_MOST_SERVER_ERRORS = 20
 
 
 class ContainerWatch:
@@ -43,6 +44,7 @@ class ContainerWatch:
         self._handle = handle
         self._logger = logger
         self._away_since: float | None = None
+        self._server_errors = 0
         self._streamed_until: int | None = None
         """Seconds since the epoch; before it, everything has been passed on."""
 
@@ -62,11 +64,18 @@ class ContainerWatch:
                 RuntimeError,
                 OSError,
             ) as error:
-                if not is_away(error):
+                if not is_away(error) and not self._may_pass(error):
                     raise
                 self._note_away(error)
             time.sleep(pause_seconds)
             pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * pause_seconds)
+
+    def _may_pass(self, error: Exception) -> bool:
+        """An engine that shuts down or comes up says so with a server error, for some time."""
+        if not isinstance(error, docker.errors.APIError) or not error.is_server_error():
+            return False
+        self._server_errors += 1
+        return self._server_errors <= _MOST_SERVER_ERRORS
 
     def _note_away(self, error: Exception) -> None:
         if self._away_since is None:
@@ -140,8 +149,8 @@ class ContainerWatch:
         except docker.errors.NotFound:
             raise
         except docker.errors.APIError as error:
-            if is_away(error):
-                raise
+            if error.is_server_error() and self._server_errors == 0:
+                raise  # once more from the start: the engine may be on its way down
             self._logger.warning(
                 "The output of container %s cannot be read: %s", container.name, error
             )

@@ -86,6 +86,8 @@ class RetryingWorker(_Base):
         self._lives: dict[UUID, AttemptLife] = {}
         self._asked_for: set[UUID] = set()
         """Runs that were due while an attempt of theirs was still looked after here."""
+        self._cancelled_early: set[UUID] = set()
+        """Runs that were cancelled between the moment they were taken and their life here."""
         self._gpu_shares = GpuShares()
         self._wakeups = Wakeups(self.get_and_submit_flow_runs, self._logger)
         self._placements: Placements | None = None
@@ -176,6 +178,8 @@ class RetryingWorker(_Base):
         """Run one attempt and act on its end; the status code is always 0, "handled"."""
         life = AttemptLife(self, flow_run, configuration)
         self._lives[flow_run.id] = life
+        if flow_run.id in self._cancelled_early:
+            await life.request_cancel()
         try:
             identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
             await self._go_on_after(life)
@@ -244,6 +248,8 @@ class RetryingWorker(_Base):
                 if not self.is_looked_after(entry.flow_run.id)
                 and await self._is_for_this_node(node, entry.flow_run, cluster)
             ]
+        # What a cancel of the time before it was scheduled again has left.
+        self._cancelled_early -= {entry.flow_run.id for entry in flow_run_response}
         return await super()._submit_scheduled_flow_runs(flow_run_response)
 
     def is_looked_after(self, flow_run_id: UUID) -> bool:
@@ -405,8 +411,11 @@ class RetryingWorker(_Base):
         return flow_run_id in self._lives or flow_run_id in self._submitting_flow_run_ids
 
     async def cancel_life(self, flow_run_id: UUID) -> bool:
-        """Cancel the attempt of that run if it runs here."""
+        """Cancel the attempt of that run if it runs here, or as soon as it does."""
         life = self._lives.get(flow_run_id)
+        if life is None and flow_run_id in self._submitting_flow_run_ids:
+            self._cancelled_early.add(flow_run_id)
+            return True
         if life is None or life.is_settled:
             return False
         await life.request_cancel()

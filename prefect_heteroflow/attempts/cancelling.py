@@ -52,6 +52,8 @@ async def _end_waiting_run(worker: RetryingWorker, run: FlowRun) -> None:
         elsewhere = last.flow_run_id != str(run.id)
         if not elsewhere and last.node != worker.node.name and await worker.is_live(last.node):
             return  # its own worker hears of it too and ends the process first
+        if not elsewhere and last.node == worker.node.name:
+            await worker.end_left_attempt(run.id)  # an earlier process of this worker had it
     for attempt_run in await running_attempt_runs(client, run.id):
         await client.set_flow_run_state(attempt_run.id, Cancelling(message=_MESSAGE))
         await handle_cancelling(worker, attempt_run.id)

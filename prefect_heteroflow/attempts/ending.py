@@ -381,7 +381,18 @@ class AttemptEnding:
 
     async def _write(self, *rows: Attempt, failed: bool = False) -> None:
         summary = failed or bool(self.history) or len(rows) > 1
-        await write_attempts(self.worker.client, self.task_id, list(rows), summary=summary)
+        client, task = self.worker.client, self.task_id
+        stored = await write_attempts(client, task, list(rows), summary=summary)
+        if rows[-1].ended_task and stored[-1].status is AttemptStatus.SCHEDULED:
+            # Others had given this attempt up and planned one more, when it came to its own end.
+            needless = dataclasses.replace(
+                stored[-1],
+                flow_run_id=stored[-1].flow_run_id or str(task),
+                status=AttemptStatus.CANCELLED,
+                decision=f"Not started: attempt {rows[-1].attempt} came to its end after all.",
+                never_started=True,
+            )
+            await write_attempts(client, task, [needless], summary=True)
 
     def _log(self, diagnosis: Diagnosis, decision: Decision) -> None:
         retries = self.policy.max_retries

@@ -154,6 +154,8 @@ class AttemptLife:
             self._worker.name,
             number,
         )
+        if self._cancelled.is_set():
+            await self._terminate(handle)
         await self._watch(handle, was_running=True)
 
     @property
@@ -344,6 +346,11 @@ class AttemptLife:
 
     async def _tell_running(self) -> None:
         if self._configuration.is_plain_job and not self.cancel_requested:
+            run = await self._client.read_flow_run(self.flow_run.id)
+            if run.state is not None and (run.state.is_cancelled() or run.state.is_cancelling()):
+                # The server would let it run on from there.
+                await self.request_cancel()
+                return
             await transitions.finish(
                 self._client,
                 self.flow_run.id,

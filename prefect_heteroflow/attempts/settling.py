@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -29,6 +30,7 @@ from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.environment import EngineReport
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import read_attempts
 from prefect_heteroflow.orchestration.insisting import insist
 from prefect_heteroflow.orchestration.progress_artifacts import (
     read_progress_artifact,
@@ -117,6 +119,8 @@ class AttemptSettling:
         self.flow_run = run
         if self._decided is not None:
             return await self._act_on_decision()
+        if not end.lost and await self._was_given_up(run):
+            return None
         outcome = outcome_of(
             end=end,
             state=run.state,
@@ -143,6 +147,35 @@ class AttemptSettling:
         else:
             return await self._conclude(self._diagnose(end, report))
         return None
+
+    async def _was_given_up(self, run: FlowRun) -> bool:
+        """Others have moved the task on while this worker was cut off: its end does not count.
+
+        Unless the flow has reported it and nobody has started another attempt.
+        """
+        if run.state is not None and run.state.is_final() and not self.is_plain_job:
+            return False
+        if not self._may_have_been_given_up():
+            return False
+        rows = await read_attempts(self.worker.client, self.task_id)
+        own = next((row for row in rows if row.attempt == self.row.attempt), None)
+        if own is None or own.failure != FailureClass.NODE_LOST.value:
+            return False
+        self.logger.warning(
+            "Attempt %d has ended, but it had been given up as lost while its worker was not heard"
+            " of: its end does not count.",
+            self.row.attempt,
+        )
+        return True
+
+    def _may_have_been_given_up(self) -> bool:
+        """Nobody does so before this time; short attempts save the request."""
+        started = self.row.started
+        seconds = self.worker.heteroflow_settings.lost_contact_timeout
+        return (
+            started is not None
+            and (utc_now() - datetime.fromisoformat(started)).total_seconds() >= seconds
+        )
 
     def _diagnose(self, end: AttemptEnd, report: EngineReport | None) -> Diagnosis:
         return diagnose_end(

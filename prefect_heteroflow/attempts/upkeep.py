@@ -23,6 +23,7 @@ from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.leases import remove_left_leases
 from prefect_heteroflow.orchestration.wakeups import Wakeups
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_SECONDS = 15.0
 _RECONCILE_SECONDS = 15.0
+_LEASES_SECONDS = 300.0
 _ADOPT_SECONDS = 2.0
 
 
@@ -61,6 +63,7 @@ class Upkeep:
                 group.start_soon(run_events.listen, self._on_event, self._logger)
                 group.start_soon(self._every, _HEARTBEAT_SECONDS, self._worker.publish)
                 group.start_soon(self._every, _RECONCILE_SECONDS, self._reconcile)
+                group.start_soon(self._every, _LEASES_SECONDS, self._remove_left_leases)
                 group.start_soon(self._adopt_left_attempts)
                 group.start_soon(self._hear_xids)
 
@@ -83,6 +86,10 @@ class Upkeep:
             if self._has_adopted:
                 await self._orphans.look()
             await self._see_to_held()
+
+    async def _remove_left_leases(self) -> None:
+        if self._worker.is_set_up:
+            await remove_left_leases(self._worker.client)
 
     async def _see_to_held(self) -> None:
         """Runs that wait for approval: released when their breaker lets them, closed if refused."""

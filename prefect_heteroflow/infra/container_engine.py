@@ -90,7 +90,7 @@ def is_away(error: BaseException) -> bool:
     What was asked may have been done or not; nothing is known of any container.
     """
     if isinstance(error, docker.errors.APIError):
-        return bool(error.is_server_error())
+        return False  # it has answered
     if isinstance(error, requests.exceptions.RequestException | ConnectionError):
         return True
     # prefect-docker wraps what docker-py says when it cannot connect.

@@ -117,7 +117,7 @@ async def write_attempts(
     attempts: Sequence[Attempt],
     *,
     summary: bool,
-) -> None:
+) -> tuple[Attempt, ...]:
     """Store rows of a task's history, and with `summary` its Markdown form too.
 
     Rows are merged with the stored ones by attempt number, so a caller may pass only the rows that
@@ -132,17 +132,21 @@ async def write_attempts(
         task_id: Id of the front run, to which the artifacts are attached.
         attempts: New or changed rows.
         summary: Write the Markdown artifact as well.
+
+    Returns:
+        All rows of the task as they are stored now.
     """
     task = str(task_id)
     async with _lock(client, task):
         stored = _trusted(client, task) or await _read(client, task)
         try:
-            await _write(client, task, stored, attempts, summary=summary)
+            return await _write(client, task, stored, attempts, summary=summary)
         except httpx.HTTPStatusError as error:
             if error.response.status_code != httpx.codes.NOT_FOUND:
                 raise
             # Someone deleted an artifact that we knew: look again, and create it anew.
-            await _write(client, task, await _read(client, task), attempts, summary=summary)
+            again = await _read(client, task)
+            return await _write(client, task, again, attempts, summary=summary)
 
 
 def merge_attempts(stored: Iterable[Attempt], new: Iterable[Attempt]) -> list[Attempt]:
@@ -241,7 +245,7 @@ async def _write(
     attempts: Sequence[Attempt],
     *,
     summary: bool,
-) -> None:
+) -> tuple[Attempt, ...]:
     # Forgotten until it is written: after a failure or a cancel nobody knows what the API holds.
     _known.pop(_cache_key(client, task), None)
     rows = merge_attempts(stored.attempts, attempts)
@@ -263,6 +267,7 @@ async def _write(
         seen_at=time.monotonic(),
     )
     _remember(client, task, fresh)
+    return fresh.attempts
 
 
 async def _put(

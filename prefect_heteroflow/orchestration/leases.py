@@ -12,6 +12,7 @@ from prefect.client.schemas.actions import VariableCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.variables import read_variables
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -42,6 +43,25 @@ async def lease(client: PrefectClient, name: str, *, seconds: float) -> AsyncIte
     finally:
         if held:
             await _release(client, variable, token)
+
+
+async def remove_left_leases(client: PrefectClient) -> int:
+    """Remove leases that are over: their holders were killed, and nobody needs the work again.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    variables = await read_variables(client)
+    left = [
+        name
+        for name, value in variables.items()
+        if name.startswith(LEASE_PREFIX) and _is_over(value)
+    ]
+    for name in left:
+        known = await client.read_variable_by_name(name)
+        if known is not None and _is_over(known.value):
+            await _delete(client, str(known.id))
+    return len(left)
 
 
 async def _take(client: PrefectClient, variable: str, token: str, seconds: float) -> bool:

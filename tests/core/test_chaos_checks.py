@@ -15,7 +15,7 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 def row(attempt: int, status: str = "failed") -> dict[str, object]:
-    return {"attempt": attempt, "status": status, "node": "node-1"}
+    return {"attempt": attempt, "status": status, "node": "node-1", "never_started": False}
 
 
 def start(attempt: int, *, alone: bool = True) -> dict[str, object]:

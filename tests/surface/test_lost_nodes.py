@@ -144,3 +144,42 @@ def test_run_whose_worker_is_paused_stays_while_its_heartbeats_arrive(
         assert [row["failure"] for row in api.rows(run)] == [None]
         assert "is lost with node" not in watching.log()
     assert starts(notes) == 1
+
+
+def test_end_of_an_attempt_that_was_given_up_does_not_count(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """Its worker was cut off for so long that others moved the run; then it is back."""
+    folder = tmp_path
+    first = f"until [ -e {folder}/first ]; do sleep 0.1; done"
+    second = f"until [ -e {folder}/second ]; do sleep 0.1; done"
+    command = f'sh -c "if [ $HETEROFLOW_ATTEMPT = 1 ]; then {first}; else {second}; fi"'
+    with (
+        worker(server, tmp_path, POOL, "lost-cut-off") as cut_off,
+        worker(server, tmp_path, OTHER, "lost-taker"),
+    ):
+        flow = api.deploy("sleepy", POOL, name="cut-off", job_variables={"memory_mb": 64})
+        run = api.submit(flow, job_variables={"command": command})
+        api.wait_state(run, "Running")
+        os.kill(cut_off.pid, signal.SIGSTOP)
+        try:
+            api.wait_state(run, "Escalated", timeout_seconds=180)
+            wait_until(
+                lambda: [row["status"] for row in api.rows(run)] == ["failed", "running"],
+                what="attempt 2 on the other pool",
+                timeout_seconds=60,
+            )
+        finally:
+            os.kill(cut_off.pid, signal.SIGCONT)
+        (folder / "first").touch()
+        wait_until(
+            lambda: any("its end does not count" in line for line in api.logs(run)),
+            what="notice that attempt 1 had been given up",
+            timeout_seconds=60,
+        )
+        assert api.run(run)["state"]["name"] == "Escalated"
+        (folder / "second").touch()
+        assert api.wait_end(run).name == "Completed"
+    rows = [(row["status"], row["failure"]) for row in api.rows(run)]
+    assert rows == [("failed", "NodeLost"), ("completed", None)]
+    assert [state.name for state in api.states(run) if state.is_final] == ["Completed"]
