@@ -18,6 +18,7 @@ from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
 from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
+from prefect_heteroflow.attempts.loose_ends import close_task_runs
 from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
 from prefect_heteroflow.core.attempts import Attempt, current_series
 from prefect_heteroflow.core.decide import decide, without_deployment
@@ -205,6 +206,11 @@ class AttemptSettling:
             return await self._act_on_decision()
         await self._cordon(diagnosis)
         await self._note_progress()
+        if not never_started and not self.is_plain_job:
+            why = f"Attempt {self.row.attempt} of the flow run ended: {diagnosis.reason}"
+            closed = await close_task_runs(self.worker.client, self.flow_run.id, why)
+            if closed:
+                self.logger.info("%d task runs ended with the attempt.", closed)
         decision = await self._decide(diagnosis, never_started=never_started)
         decision = self._unless_stuck(diagnosis, decision)
         if self.flow_run.deployment_id is None:

@@ -1,6 +1,7 @@
 """Flows that the tests run for real, in containers and in child processes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -138,6 +139,30 @@ def flaky_network(failures: int) -> int:
 
         raise httpx.ConnectTimeout("timed out")
     return attempt.attempt
+
+
+@task
+def dies_in_attempt_1() -> int:
+    """Takes its process with it, once the server knows that it runs."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+    from prefect.runtime import task_run
+
+    attempt = current_attempt()
+    assert attempt is not None
+    with get_client(sync_client=True) as client:
+        while attempt.attempt == 1:
+            with contextlib.suppress(ObjectNotFound):
+                if client.read_task_run(task_run.id).state_name == "Running":
+                    os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.1)
+    return attempt.attempt
+
+
+@flow
+def dies_in_a_task() -> int:
+    """Its task is running when the process ends."""
+    return dies_in_attempt_1()
 
 
 @flow
