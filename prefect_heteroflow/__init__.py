@@ -10,20 +10,28 @@ from typing import Any
 
 __all__ = [
     "CurrentAttempt",
+    "HeteroTaskError",
+    "HeteroTaskRunner",
     "HeteroflowSettings",
+    "WorkerDiedError",
     "aget_attempts",
     "current_attempt",
     "get_attempts",
+    "requires",
     "retry_if",
     "retry_if_transient",
 ]
 
 _HOMES = {
     "CurrentAttempt": "prefect_heteroflow.current",
+    "HeteroTaskError": "prefect_heteroflow.task_runner.errors",
+    "HeteroTaskRunner": "prefect_heteroflow.task_runner.runner",
     "HeteroflowSettings": "prefect_heteroflow.settings",
+    "WorkerDiedError": "prefect_heteroflow.task_runner.errors",
     "aget_attempts": "prefect_heteroflow.orchestration.history",
     "current_attempt": "prefect_heteroflow.current",
     "get_attempts": "prefect_heteroflow.orchestration.history",
+    "requires": "prefect_heteroflow.task_runner.requirements",
     "retry_if": "prefect_heteroflow.conditions",
     "retry_if_transient": "prefect_heteroflow.conditions",
 }

@@ -166,6 +166,16 @@ class RetryVariables(BaseModel):
             " names. Empty means the worker's setting (false)."
         ),
     )
+    progress_file: str | None = Field(
+        default=None,
+        title="Progress file",
+        description=(
+            "File in which the job says how far it came (its last line, for example 42 % or"
+            " 1200/5000): an absolute path, or one relative to the folder in which its process"
+            " starts. Attempts that end at the same point no_progress_limit times in a row are not"
+            " retried."
+        ),
+    )
     placement: dict[str, Any] | None = Field(
         default=None,
         title="Placement",
@@ -198,6 +208,7 @@ class RetryConfiguration(BaseJobConfiguration):
     retry_on: Any = None
     stop_on: Any = None
     retry_exceptions: Any = None
+    progress_file: Any = None
     placement: Any = None
 
     _refusal: str | None = PrivateAttr(default=None)

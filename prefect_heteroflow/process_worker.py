@@ -47,10 +47,12 @@ from prefect_heteroflow.attempts.backend import (
 )
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError
+from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import Node
 from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
 from prefect_heteroflow.infra.node_probe import probe_node
+from prefect_heteroflow.infra.progress_file import read_progress_file
 from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -187,6 +189,13 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             return (child.folder / "report.json").read_text(encoding="utf-8")
         except OSError:
             return None
+
+    async def read_progress(self, handle: AttemptHandle, path: str) -> Progress | None:
+        """What a file says, relative to the child's working folder."""
+        child: _Child = handle.inner
+        working_dir = getattr(handle.plan.configuration, "working_dir", None)
+        folder = Path(working_dir or child.working_folder or "/")
+        return await self._in_thread(functools.partial(read_progress_file, folder / path))
 
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove the attempt's folders."""

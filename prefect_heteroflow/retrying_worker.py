@@ -17,6 +17,7 @@ import httpx
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import AwaitingRetry
 from prefect.workers.base import BaseWorkerResult
+from pydantic import ValidationError
 
 from prefect_heteroflow.attempts.backend import (
     AttemptBackend,
@@ -42,7 +43,7 @@ from prefect_heteroflow.orchestration.insisting import insist, is_passing
 from prefect_heteroflow.orchestration.node_presence import NodePresence
 from prefect_heteroflow.orchestration.nodes import NodeNameTaken
 from prefect_heteroflow.orchestration.wakeups import Wakeups
-from prefect_heteroflow.settings import HeteroflowSettings
+from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.user_rules_file import load_user_rules
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ class RetryingWorker(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.heteroflow_settings = HeteroflowSettings()
+        try:
+            self.heteroflow_settings = HeteroflowSettings()
+        except ValidationError as error:
+            raise SystemExit(f"The worker cannot run. {settings_problem(error)}") from None
         # Each attempt holds a thread while it runs; the default limiter, which all of Prefect
         # shares, knows no more than 250 of them.
         self._threads = anyio.CapacityLimiter(4096)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefect.settings.base import PrefectBaseSettings, build_settings_config
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from prefect_heteroflow.core.breaker import MAX_RESTARTS, UNLIMITED, BreakerPolicy
 from prefect_heteroflow.core.ranges import MAX_DELAY_SECONDS
@@ -156,3 +156,14 @@ class HeteroflowSettings(PrefectBaseSettings):
             cooldown_seconds=self.breaker_cooldown,
             trial_timeout_seconds=self.breaker_trial_timeout,
         )
+
+
+def settings_problem(error: ValidationError) -> str:
+    """What is wrong with a setting: its variable, the value, and what is allowed."""
+    problems = []
+    for found in error.errors():
+        name = str(found["loc"][0]).upper() if found["loc"] else "?"
+        problems.append(
+            f"PREFECT_INTEGRATIONS_HETEROFLOW_{name} is {found['input']!r}: {found['msg']}."
+        )
+    return f"{' '.join(problems)} Correct it in the environment or in prefect.toml."

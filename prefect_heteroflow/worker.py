@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import posixpath
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +46,7 @@ from prefect_heteroflow.container_watch import ContainerWatch
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError
+from prefect_heteroflow.core.progress import Progress, parse_progress
 from prefect_heteroflow.core.resources import Node, Resources
 from prefect_heteroflow.docker_job import (
     ATTEMPT_LABEL,
@@ -207,6 +209,18 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 lambda container: containers.read_file(container, containers.REPORT_PATH),
             )
         )
+
+    async def read_progress(self, handle: AttemptHandle, path: str) -> Progress | None:
+        """What a file of the container says, relative to its working folder."""
+
+        def read(container: Container) -> str | None:
+            folder = container.attrs["Config"].get("WorkingDir") or "/"
+            return containers.read_file(container, posixpath.join(folder, path))
+
+        text = await self._in_thread(
+            functools.partial(self._docker.with_container, handle.inner, read)
+        )
+        return parse_progress(text or "")
 
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove the container, unless the user wants to keep it."""

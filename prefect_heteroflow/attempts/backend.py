@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from prefect.client.schemas.objects import FlowRun
 
 from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import Gpu, Resources
 from prefect_heteroflow.job_configuration import RetryConfiguration
 
@@ -107,6 +108,9 @@ class AttemptBackend(Protocol):
 
     async def read_report(self, handle: AttemptHandle) -> str | None:
         """The text of the engine entry's report, if it left one."""
+
+    async def read_progress(self, handle: AttemptHandle, path: str) -> Progress | None:
+        """What a file of the attempt says, relative to its working folder; `None` if nothing."""
 
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove what is left of it. Called after the evidence was read."""

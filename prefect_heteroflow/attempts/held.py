@@ -12,12 +12,14 @@ from prefect_heteroflow.core.breaker import (
     Admitted,
     Breaker,
     BreakerPolicy,
+    Verdict,
     admit,
 )
 from prefect_heteroflow.orchestration import approval, transitions
 from prefect_heteroflow.orchestration.breaker_store import (
     admit_retry,
     note_approval,
+    note_outcome,
     read_breakers,
 )
 
@@ -106,15 +108,20 @@ async def approve_resumed(
 
 
 async def close_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]:
-    """Close the history of runs that were cancelled while they waited.
+    """Close the history of runs that were cancelled while they waited, and free their trials.
 
     Every worker calls this now and then; each step is safe to repeat.
 
     Raises:
+        BreakerBusy: Too many workers at once; the next call goes on.
         httpx.HTTPError: The API failed.
     """
     refused = await approval.read_refused(client, now=now)
     for run in refused:
+        hold = approval.hold_of(run)
+        if hold is not None:
+            # Whoever let it go just before had made it the trial.
+            await note_outcome(client, holder=hold.holder, verdict=Verdict.NONE, now=now)
         await close_cancelled(client, transitions.task_id_of(run), _REFUSED, run.id)
         await approval.write_hold(client, run, None)
     return refused

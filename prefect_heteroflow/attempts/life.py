@@ -33,6 +33,7 @@ from prefect_heteroflow.core.job_values import (
     boost_gpu_inference_memory,
     parse_job_values,
 )
+from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.fast_literals import fast_finder
@@ -204,6 +205,7 @@ class AttemptLife:
 
     async def _take_up(self) -> bool:
         """Read what is known of the task; `False` when this run is not to be started here."""
+        await note_resumed(self._worker, self.flow_run)
         standing = await read_standing(
             self._client, self.task_id, self.flow_run, self._worker.node.pool
         )
@@ -212,7 +214,6 @@ class AttemptLife:
             return False
         self._history = standing
         self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
-        await note_resumed(self._worker, self.flow_run)
         return await self._accept_values()
 
     async def _accept_values(self) -> bool:
@@ -376,8 +377,10 @@ class AttemptLife:
             ended.set()
         self._output.close()
         report = await self._read_report(handle)
+        settling = self._settling()
+        settling.progress = await self._read_progress(handle)
         try:
-            self._following = await self._settling().ended(end, report)
+            self._following = await settling.ended(end, report)
         except ObjectNotFound:
             self._logger.warning("The run was deleted; what is left of its attempt is removed.")
         finally:
@@ -393,6 +396,16 @@ class AttemptLife:
         except Exception as error:
             # The run stands where it should; only its remains do not go.
             self._logger.warning("What is left of the attempt could not be removed: %s", error)
+
+    async def _read_progress(self, handle: AttemptHandle) -> Progress | None:
+        path = getattr(self._configuration, "progress_file", None)
+        if not isinstance(path, str) or not path:
+            return None
+        try:
+            return await self._worker.read_progress(handle, path)
+        except Exception as error:
+            self._logger.warning("The progress file %s cannot be read: %s", path, error)
+            return None
 
     async def _read_report(self, handle: AttemptHandle) -> environment.EngineReport | None:
         text = await self._worker.read_report(handle)
@@ -416,6 +429,7 @@ class AttemptLife:
             gpu_memory_mb=self._gpu_memory_mb(),
             is_plain_job=self._configuration.is_plain_job,
             job=job_digest(self._configuration),
+            gpu_uuids=tuple(gpu.uuid for gpu in self._gpus),
             containers=self._worker.starts_containers(self.flow_run),
             scanner=self._scanner,
             logger=self._logger,

@@ -17,12 +17,14 @@ from prefect.client.schemas.objects import FlowRun
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
+from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
 from prefect_heteroflow.core.attempts import Attempt, current_series
 from prefect_heteroflow.core.decide import decide, without_deployment
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.job_values import JobValues
-from prefect_heteroflow.core.policy import Decision, Retry
+from prefect_heteroflow.core.policy import Decision, Ending, Retry, Stop
+from prefect_heteroflow.core.progress import Progress, stuck_reason
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.core.user_rules import combine_user_rules
@@ -30,6 +32,10 @@ from prefect_heteroflow.environment import EngineReport
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
 from prefect_heteroflow.orchestration.insisting import insist
+from prefect_heteroflow.orchestration.progress_artifacts import (
+    read_progress_artifact,
+    write_progress,
+)
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -51,6 +57,8 @@ class AttemptSettling:
     gpu_memory_mb: int | None
     """Memory of its smallest GPU, MiB."""
     is_plain_job: bool
+    gpu_uuids: tuple[str, ...]
+    """The GPUs that it was given."""
     job: str | None
     """See `restarts.job_digest`."""
     containers: bool | None
@@ -58,6 +66,8 @@ class AttemptSettling:
     scanner: FailureScanner
     logger: logging.LoggerAdapter[Any]
     was_cancelled: Callable[[], bool]
+    progress: Progress | None = None
+    """How far it came, where a file tells."""
     _decided: tuple[Diagnosis, Decision] | None = field(default=None, init=False)
 
     async def ended(self, end: AttemptEnd, report: EngineReport | None) -> NextAttempt | None:
@@ -128,6 +138,8 @@ class AttemptSettling:
             await ending.cancelled()
         elif outcome is Outcome.COMPLETED:
             await ending.completed()
+            if self.progress is not None or any(row.progress for row in self.history):
+                await write_progress(self.worker.client, self.task_id, 100.0, succeeded=True)
         elif outcome is Outcome.LEFT_TO_PREFECT:
             await ending.left_to_prefect()
         elif outcome is Outcome.ENDED_BY_ITSELF:
@@ -191,7 +203,10 @@ class AttemptSettling:
         if self._decided is not None:
             self.flow_run = await self.worker.client.read_flow_run(self.flow_run.id)
             return await self._act_on_decision()
+        await self._cordon(diagnosis)
+        await self._note_progress()
         decision = await self._decide(diagnosis, never_started=never_started)
+        decision = self._unless_stuck(diagnosis, decision)
         if self.flow_run.deployment_id is None:
             decision = without_deployment(decision, diagnosis)
         self.row = dataclasses.replace(
@@ -199,6 +214,38 @@ class AttemptSettling:
         )
         self._decided = (diagnosis, decision)
         return await self.ending().decided(diagnosis, decision)
+
+    async def _cordon(self, diagnosis: Diagnosis) -> None:
+        """Take a GPU or node with a fault out of use, before the next place is looked for."""
+        if self.row.node is None:
+            return
+        advice = await cordon_after_attempt(
+            self.worker.client, self.row.node, diagnosis, self.gpu_uuids
+        )
+        if advice is None:
+            return
+        self.logger.warning("Node %s: %s", self.row.node, advice.reason)
+        await self.worker.read_cluster(fresh=True)
+
+    async def _note_progress(self) -> None:
+        """Where it came to, by its file or else by the progress artifact that it made."""
+        found = self.progress or await read_progress_artifact(self.worker.client, self.flow_run.id)
+        if found is None:
+            return
+        self.row = dataclasses.replace(self.row, progress=found.point)
+        if found.percent is not None:
+            await write_progress(self.worker.client, self.task_id, found.percent)
+
+    def _unless_stuck(self, diagnosis: Diagnosis, decision: Decision) -> Decision:
+        if isinstance(decision, Stop):
+            return decision
+        points = [row.progress for row in current_series(self.history)]
+        limit = self.worker.heteroflow_settings.no_progress_limit
+        reason = stuck_reason([*points, self.row.progress], limit)
+        if reason is None:
+            return decision
+        text = f"{diagnosis.failure.value} ({diagnosis.rule}): {diagnosis.reason} {reason}"
+        return Stop(ending=Ending.PERMANENT_FAILURE, reason=text)
 
     async def _act_on_decision(self) -> NextAttempt | None:
         """Again: an outage came between the decision and what follows from it."""

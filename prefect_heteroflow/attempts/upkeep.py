@@ -15,6 +15,7 @@ from prefect.events import Event
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.gpu_faults import watch_gpu_faults
 from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import Orphans
@@ -64,6 +65,7 @@ class Upkeep:
                 group.start_soon(self._every, _RECONCILE_SECONDS, self._reconcile)
                 group.start_soon(self._every, _LEASES_SECONDS, self._remove_left_leases)
                 group.start_soon(self._adopt_left_attempts)
+                group.start_soon(self._hear_xids)
 
     async def _every(self, seconds: float, step: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -94,9 +96,9 @@ class Upkeep:
         client, policy = self._worker.client, self._worker.heteroflow_settings.breaker_policy
         try:
             await release_held(client, policy=policy, now=utc_now())
+            await close_refused(client, now=utc_now())
         except BreakerBusy as error:
             self._logger.debug("%s", error)
-        await close_refused(client, now=utc_now())
 
     async def _on_event(self, event: Event) -> None:
         worker = self._worker
@@ -124,6 +126,9 @@ class Upkeep:
                 transitions.task_id_of(run),
                 f"Its attempt on pool {run.work_pool_name} was cancelled by a user.",
             )
+
+    async def _hear_xids(self) -> None:
+        await watch_gpu_faults(self._worker.client, self._worker.node.name, logger=self._logger)
 
     async def _adopt_left_attempts(self) -> None:
         """Once: attempts of an earlier process of this worker."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from prefect_heteroflow.cli import breakers, diagnose, nodes, pools, retries, submit
+from prefect_heteroflow.cli import attempts, breakers, diagnose, nodes, pools, retries, submit
 
 app = typer.Typer(
     name="heteroflow",
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _commands in (submit, retries, nodes, pools, breakers, diagnose):
+for _commands in (submit, retries, attempts, nodes, pools, breakers, diagnose):
     _commands.register(app)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -124,12 +127,31 @@ def _create(request: JobRequest) -> Submitted:
     return asyncio.run(create())
 
 
+@contextmanager
+def _interrupts_at_once() -> Iterator[None]:
+    """Ctrl-C ends what runs, whatever it is about to do.
+
+    `asyncio.run` only cancels its task on the first Ctrl-C, and a request that is about to end can
+    swallow that. It leaves a handler alone that is not Python's own.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _watch(submitted: Submitted, *, as_json: bool) -> View:
     from prefect_heteroflow.cli.watching import watch_run
 
     run = submitted.flow_run
     try:
-        return asyncio.run(watch_run(run.id, output_on_stderr=as_json))
+        with _interrupts_at_once():
+            return asyncio.run(watch_run(run.id, output_on_stderr=as_json))
     except KeyboardInterrupt:
         typer.echo(
             f"\nStopped watching; the run goes on. See it with `heteroflow retries {run.id}`, end"

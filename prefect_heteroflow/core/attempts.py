@@ -58,6 +58,8 @@ class Attempt:
     ended: str | None = None
     log: str | None = None
     """Where its output can be found."""
+    progress: str | None = None
+    """Where it was when it ended, as it said itself (`core.progress`)."""
     ending: str | None = None
     """Name of the state in which the task was to end with this attempt (`core.policy.Ending`)."""
     ended_task: bool = False
@@ -71,6 +73,7 @@ COLUMNS: tuple[str, ...] = (
     *("attempt", "pool", "node", "status", "failure", "reason", "decision"),
     *("memory_mb", "gpu_memory_mb", "peak_memory_mb", "exit_code", "started", "ended", "log"),
     *("flow_run_id", "rule", "shm_mb", "gpu_count", "never_started", "ended_task", "ending"),
+    *("progress",),
 )
 
 ERROR_TITLES: MappingProxyType[str, str] = MappingProxyType(
@@ -171,6 +174,7 @@ def from_row(row: Mapping[str, object]) -> Attempt:
         ended=_text(row, "ended"),
         log=_text(row, "log"),
         never_started=bool(claims["never_started"]),
+        progress=_text(row, "progress"),
         ended_task=bool(claims["ended_task"]),
         ending=_text(row, "ending"),
     )

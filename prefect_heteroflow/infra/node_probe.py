@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -167,3 +169,26 @@ def parse_declared_gpus(text: str) -> tuple[int, ...]:
                 f"node_gpus is {text[:60]!r}: more than {MAX_DECLARED_GPUS} GPUs; {allowed}"
             )
     return tuple(sizes)
+
+
+def docker_gpu_support(info: Mapping[str, Any] | None) -> bool | None:
+    """Whether the engine can give GPUs to containers, as far as `docker info` tells.
+
+    True with an NVIDIA runtime or an NVIDIA device by CDI. Docker's `--gpus` also works with
+    nothing but the hook program installed beside the engine, which `docker info` does not show:
+    it is looked for here if the engine runs here, and the answer is `None` if it does not.
+    """
+    if info is None:
+        return None
+    runtimes = info.get("Runtimes")
+    names = [*(runtimes if isinstance(runtimes, Mapping) else ()), info.get("DefaultRuntime")]
+    if any("nvidia" in str(name) for name in names):
+        return True
+    devices = info.get("DiscoveredDevices")
+    for device in devices if isinstance(devices, list) else ():
+        if isinstance(device, Mapping) and str(device.get("ID", "")).startswith("nvidia.com/"):
+            return True
+    if info.get("Name") != socket.gethostname():
+        return None
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/bin", "/usr/local/bin"])
+    return shutil.which("nvidia-container-runtime-hook", path=path) is not None

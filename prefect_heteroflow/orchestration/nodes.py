@@ -140,14 +140,26 @@ async def publish_node(
 
 
 async def cordon_node(
-    client: PrefectClient, name: str, *, reason: str, at: datetime, gpu_uuid: str | None = None
+    client: PrefectClient,
+    name: str,
+    *,
+    reason: str,
+    at: datetime,
+    gpu_uuid: str | None = None,
+    keep: bool = False,
 ) -> None:
     """Keep a node, or one GPU of it, out of use until `uncordon_node`; survives its worker.
+
+    With `keep`, what is cordoned already keeps its reason and time: the first fault is the one
+    to look at, and a person's word stands above ours.
 
     Raises:
         httpx.HTTPError: The API failed.
     """
     cordon = await _read_cordon(client, name)
+    known = cordon.reason is not None if gpu_uuid is None else gpu_uuid in cordon.gpus
+    if keep and known:
+        return
     if gpu_uuid is None:
         cordon = replace(cordon, reason=reason)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prefect_heteroflow.core.resources import Node, Pool
 
 SHOWN_NODES = 5
-_OURS = re.compile(r"heteroflow: .+, (?:no live node|\d+ live nodes? \(.+\))\r?")
+_OURS = re.compile(r"heteroflow: .+, (?:no live node|\d+ live nodes? \(.*\))\r?")
 
 
 def pool_line(pool: Pool, nodes: Iterable[Node]) -> str | None:

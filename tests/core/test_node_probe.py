@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from prefect_heteroflow.core.resources import Gpu
 from prefect_heteroflow.infra import node_probe
 from prefect_heteroflow.infra.node_probe import (
     check_node_name,
+    docker_gpu_support,
     parse_declared_gpus,
     probe_node,
     read_memory_sources,
@@ -138,3 +140,35 @@ def test_v1_limit_counts_those_above_it(tmp_path: Path) -> None:
     assert read_v1_limit(tmp_path) == 2 * GB
     (tmp_path / "memory.stat").write_text(f"cache 5\nhierarchical_memory_limit {GB}\n")
     assert read_v1_limit(tmp_path) == GB
+
+
+@pytest.mark.parametrize(
+    ("info", "supported"),
+    [
+        (None, None),
+        ({"Runtimes": {"runc": {}, "nvidia": {}}}, True),
+        ({"Runtimes": {"runc": {}}, "DefaultRuntime": "nvidia"}, True),
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}, True),
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "amd.com/gpu=0"}], "Name": "far"}, None),
+        ({"Runtimes": {"runc": {}}, "Name": "far"}, None),
+        ({"Runtimes": None, "DiscoveredDevices": None, "Name": "far"}, None),
+    ],
+)
+def test_gpu_support_is_read_from_what_the_engine_lists(
+    info: dict[str, Any] | None, supported: bool | None
+) -> None:
+    """A runtime or a device; nothing listed by an engine elsewhere proves nothing."""
+    assert docker_gpu_support(info) is supported
+
+
+def test_gpu_support_by_the_hook_alone_is_seen_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Docker's `--gpus` needs no more than the hook program, which `docker info` does not show."""
+    info = {"Runtimes": {"runc": {}}, "Name": socket.gethostname()}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if not Path("/usr/bin/nvidia-container-runtime-hook").exists():
+        assert docker_gpu_support(info) is False
+    hook = tmp_path / "nvidia-container-runtime-hook"
+    hook.touch(mode=0o755)
+    assert docker_gpu_support(info) is True

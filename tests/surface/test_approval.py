@@ -141,6 +141,21 @@ async def test_cancel_of_the_ui_ends_a_held_run_at_once_and_its_history_is_close
     assert [state.name for state in api.states(str(run.id)) if state.is_final] == ["Cancelled"]
 
 
+async def test_cancel_of_a_run_that_was_just_made_the_trial_frees_the_trial(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """Between the breaker's word and the state of the run."""
+    await opened(client, key, cooled=True)
+    run, holder = await held_run(api, client, deployment, key)
+    answer = await admit_retry(client, [key], holder=holder, policy=POLICY, now=utc_now())
+    assert isinstance(answer, Admitted)
+    api.cancel(str(run.id))
+    await close_refused(client, now=utc_now())
+    answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
+    assert isinstance(answer, Admitted)
+    assert answer.is_trial
+
+
 async def test_run_that_was_not_held_is_not_taken_for_a_refusal(
     api: Api, client: PrefectClient, deployment: str
 ) -> None:

@@ -6,8 +6,15 @@ Each of these fails loudly when Prefect changes what the override stands on.
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
+from prefect.cache_policies import TaskSource
+from prefect.events.utilities import emit_event
+from prefect.logging.handlers import APILogHandler
+from prefect.task_engine import AsyncTaskRunEngine, SyncTaskRunEngine
+from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.workers.base import BaseJobConfiguration, BaseWorker
 from prefect.workers.process import ProcessJobConfiguration
 from prefect_docker.worker import DockerWorker
@@ -16,6 +23,7 @@ from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.process_worker import HeteroflowProcessWorker
 from prefect_heteroflow.retrying_worker import RetryingWorker
 from prefect_heteroflow.worker import HeteroflowJobConfiguration, HeteroflowWorker
+from tests.support.prefect_server import PrefectServer
 
 OVERRIDES = [
     (RetryingWorker, BaseWorker, "_submit_scheduled_flow_runs"),
@@ -83,6 +91,42 @@ def test_process_configuration_fills_in_a_command_that_we_replace() -> None:
 @pytest.mark.parametrize("worker", [HeteroflowWorker, HeteroflowProcessWorker])
 def test_worker_type_is_found_by_its_name(worker: type[BaseWorker]) -> None:  # type: ignore[type-arg]
     assert BaseWorker.get_worker_class_from_type(worker.type) is worker
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (SyncTaskRunEngine.call_task_fn, "call_with_parameters(self.task.fn, parameters)"),
+        (AsyncTaskRunEngine.call_task_fn, "call_with_parameters(self.task.fn, parameters)"),
+        (SyncTaskRunEngine.handle_timeout, "isinstance(exc, TaskRunTimeoutError)"),
+        (ThreadPoolTaskRunner.submit, "run_task_sync"),
+        (ThreadPoolTaskRunner.__exit__, "self.cancel_all()"),
+        (TaskSource.compute_key, "source_code"),
+        (emit_event, "ProcessPoolForwardingEventsClient"),
+        (APILogHandler, "emit_api_log("),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__qualname__,
+)
+def test_engine_still_does_what_the_task_runner_stands_on(where: object, words: str) -> None:
+    """It is given a copy of the task, and children hand logs and events to the flow's process."""
+    assert words in inspect.getsource(where)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", [SyncTaskRunEngine, AsyncTaskRunEngine])
+def test_engine_asks_the_condition_before_it_reads_the_delay(engine: type) -> None:
+    """The condition sets the delay of the decision on the task."""
+    source = inspect.getsource(engine.handle_retry)
+    assert 0 < source.index("self.can_retry(") < source.index("self.task.retry_delay_seconds")
+
+
+def test_template_runs_no_thread_when_it_forks(server: PrefectServer) -> None:
+    """Importing what a child needs starts none; a fork of a thread's lock would hang."""
+    script = (
+        "import threading; from prefect_heteroflow.task_runner import child;"
+        " child.prepare_template(); print(threading.active_count())"
+    )
+    command = [sys.executable, "-c", script]
+    assert subprocess.check_output(command, env=server.env(), text=True).strip() == "1"
 
 
 def test_worker_types_never_change() -> None:

@@ -140,6 +140,30 @@ def flaky_network(failures: int) -> int:
     return attempt.attempt
 
 
+@flow
+def stuck(points: list[str], file: str) -> str:
+    """Says how far it came, and then cannot reach its server; succeeds after the last point."""
+    attempt = current_attempt()
+    assert attempt is not None
+    if attempt.attempt > len(points):
+        return "done"
+    Path(file).write_text(points[attempt.attempt - 1] + "\n")
+    import httpx
+
+    raise httpx.ConnectTimeout("timed out")
+
+
+@flow
+def xid(on_node: str) -> str:
+    """The driver reports an uncorrectable error of the GPU on one node."""
+    attempt = current_attempt()
+    assert attempt is not None
+    if attempt.node == on_node:
+        print("NVRM: Xid (PCI:0000:3b:00): 48, pid=4242, DBE (double bit error) on SBE", flush=True)
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    return attempt.node
+
+
 @flow(on_cancellation=[cancelled_hook])
 def sleepy(notes: str, seconds: float = 600.0) -> None:
     """Sleeps; says when it was interrupted."""

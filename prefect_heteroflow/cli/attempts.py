@@ -1,0 +1,102 @@
+"""`heteroflow attempts FLOW_RUN`: the attempts of a flow run's tasks, as a table or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prefect_heteroflow.cli.api_errors import CommandError, api_errors
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
+
+    from prefect_heteroflow.core.task_attempts import TaskAttempt
+
+STATES = ("scheduled", "running", "completed", "failed", "cancelled")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("attempts")(attempts)
+
+
+@api_errors()
+def attempts(
+    flow_run: Annotated[
+        str,
+        typer.Argument(
+            metavar="FLOW_RUN",
+            help="Id of a flow run, or its name: the newest run of that name.",
+            show_default=False,
+        ),
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="NAME", help="Only tasks or task runs of this name."),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="S", help=f"Only attempts that are {', '.join(STATES)}."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")
+    ] = False,
+) -> None:
+    """Show the attempts of a flow run's tasks: where, how they ended, and why."""
+    if state is not None and state.lower() not in STATES:
+        raise CommandError(f"--state is {state!r}; allowed is one of {', '.join(STATES)}.")
+    found, rows = asyncio.run(_load(flow_run, task))
+    if state is not None:
+        rows = [row for row in rows if row.row.status.value == state.lower()]
+    # Imported late, as everything that needs Prefect: `--help` shall be quick.
+    from prefect_heteroflow.core.task_attempts import attempts_report
+
+    if as_json:
+        typer.echo(json.dumps(attempts_report(str(found.id), rows)))
+        return
+    title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
+    if not rows:
+        typer.echo(f"{title}\nNo attempts of tasks to show.")
+        return
+    _print_table(title, rows)
+
+
+async def _load(flow_run: str, task: str | None) -> tuple[FlowRun, list[TaskAttempt]]:
+    from prefect.client.orchestration import get_client
+
+    from prefect_heteroflow.cli.retries import find_run
+    from prefect_heteroflow.orchestration.task_attempts import read_task_attempts
+
+    async with get_client() as client:
+        found = await find_run(client, flow_run)
+        return found, await read_task_attempts(client, found.id, task=task)
+
+
+def _print_table(title: str, rows: Sequence[TaskAttempt]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("task run", "#", "state", "node", "memory", "error type", "failure"):
+        table.add_column(head)
+    for attempt in rows:
+        row = attempt.row
+        cells = (
+            attempt.name,
+            row.attempt,
+            row.status.value,
+            row.node,
+            row.memory_mb,
+            attempt.error_type,
+            row.failure,
+        )
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))
+    console = Console()
+    console.print(Text(title, style="bold"))
+    console.print(table)

@@ -1,0 +1,1 @@
+"""`HeteroTaskRunner`: a task's engine stays in the flow's process, its body runs in a child."""

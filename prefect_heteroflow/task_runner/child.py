@@ -1,0 +1,276 @@
+"""A child process: runs one body after the other and says how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from prefect.client.orchestration import get_client
+from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClient
+from prefect.logging.configuration import ensure_logging_setup
+from prefect.logging.handlers import set_api_log_sink
+from prefect.utilities.callables import call_with_parameters
+
+from prefect_heteroflow.exceptions_as_data import exception_info
+from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.frames import Call, PartsSent, Reply, from_bytes, to_bytes
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.events.schemas.events import Event
+
+LEFT = 0
+CHANNEL_LOST = 71
+"""Exit status of a child whose body closed the descriptor through which it answers."""
+
+_shared: dict[str, Any] = {}
+
+
+def prepare_template() -> None:
+    """Load what every child needs; opens no connection and starts no thread."""
+    for module in ("prefect.flow_engine", "prefect.task_engine", "prefect.artifacts"):
+        import_module(module)
+    ensure_logging_setup()
+    # The client alone takes 60 ms (TLS certificates); it connects when it is first used.
+    _shared["client"] = get_client(sync_client=True)
+
+
+class Channel:
+    """The child's end of its connection. Any thread may send; only the main thread receives."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+        self._descriptor = descriptor
+        self._identity = _identity_of(descriptor)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._sends_in_main = False
+        self._interrupted = False
+        self._in_body = False
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def receive(self) -> Call | None:
+        """The next call; `None` when the flow's process has closed the connection."""
+        try:
+            data = self._connection.recv_bytes()
+        except (EOFError, OSError):
+            return None
+        self._interrupted = False
+        call: Call = from_bytes(data)
+        return call
+
+    def send(self, kind: str, payload: Any) -> None:
+        """Send a message; nothing from a process that the body forked.
+
+        Raises:
+            OSError: The body closed the descriptor, or opened something else under its number.
+        """
+        if os.getpid() != self._pid:
+            return
+        data = to_bytes((kind, payload))
+        in_main = threading.current_thread() is threading.main_thread()
+        with self._lock:
+            self._sends_in_main = in_main
+            try:
+                if _identity_of(self._descriptor) != self._identity:
+                    raise OSError("the descriptor of the child's channel was closed")
+                self._connection.send_bytes(data)
+            finally:
+                self._sends_in_main = False
+        if in_main and self._interrupted and self._in_body:
+            self._interrupted = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def body_runs(self) -> Iterator[None]:
+        """Interrupts are for the body, and only while it runs."""
+        self._in_body = True
+        try:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._in_body = False
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._pid:
+            return
+        if not self._in_body or self._sends_in_main:
+            # Before the body; or amid a message, half of which would end the conversation.
+            self._interrupted = True
+            return
+        raise KeyboardInterrupt
+
+
+class _EventQueue:
+    """What Prefect's own forwarding client puts events into: they go to the flow's process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def put(self, item: tuple[str, Event]) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.send("event", item[1])
+
+
+def serve(descriptor: int) -> int:
+    """Run bodies until the connection is closed; gives the exit status."""
+    pid = os.getpid()
+    channel = Channel(descriptor)
+
+    def send_log(payload: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            channel.send("log", payload)
+
+    set_api_log_sink(send_log)
+    # Prefect emits events through clients of its own only, so it has to be this one.
+    EventsWorker.set_client_override(
+        ProcessPoolForwardingEventsClient, event_queue=_EventQueue(channel)
+    )
+    bodies: PartsSent[Task[..., Any]] = PartsSent()
+    flows: PartsSent[contexts.FlowPart] = PartsSent()
+    while (call := channel.receive()) is not None:
+        reply = _Runner(channel, _shared["client"], bodies, flows).run(call)
+        if os.getpid() != pid:
+            return LEFT  # a fork of the body came out of it: it has nothing to say
+        EventsWorker.drain_all()
+        try:
+            channel.send("reply", reply)
+        except OSError:
+            return CHANNEL_LOST
+    return LEFT
+
+
+class _Runner:
+    def __init__(
+        self,
+        channel: Channel,
+        client: SyncPrefectClient,
+        bodies: PartsSent[Task[..., Any]],
+        flows: PartsSent[contexts.FlowPart],
+    ) -> None:
+        self._channel = channel
+        self._client = client
+        self._bodies = bodies
+        self._flows = flows
+
+    def run(self, call: Call) -> Reply:
+        """Run the body; how it ended, whatever it does."""
+        try:
+            task, flow, run = self._load(call)
+        except BaseException as error:
+            return Reply(
+                kind="unportable",
+                text=f"what was sent cannot be loaded in the child process: {_words(error)}",
+                info=exception_info(error),
+            )
+        set_environment(call)
+        assets: dict[str, dict[str, Any]] = {}
+        try:
+            with contexts.entered(task, flow, run, self._client, assets):
+                if call.tells_start:
+                    self._channel.send("started", None)
+                value = self._call_body(task, run.parameters)
+        except KeyboardInterrupt as error:
+            return raised_reply(error, kind="interrupted")
+        except BaseException as error:
+            return raised_reply(error)
+        return value_reply(value, assets)
+
+    def _load(
+        self, call: Call
+    ) -> tuple[Task[..., Any], contexts.FlowPart | None, contexts.RunPart]:
+        task = self._bodies.get(call.body_key)
+        if call.body is not None:
+            task = load_body(call.body)
+            self._bodies.put(call.body_key, task)
+        flow = None
+        if call.flow_key is not None:
+            flow = self._flows.get(call.flow_key)
+            if call.flow is not None:
+                flow = pickle.loads(call.flow)
+                self._flows.put(call.flow_key, flow)
+        assert task is not None
+        return task, flow, pickle.loads(call.run)
+
+    def _call_body(self, task: Task[..., Any], parameters: dict[str, Any]) -> Any:
+        with self._channel.body_runs():
+            return awaited_here(call_with_parameters(task.fn, parameters))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def load_body(data: bytes) -> Task[..., Any]:
+    """The task whose body is to run: by its place in a module, or pickled by value."""
+    kind, *rest = pickle.loads(data)
+    if kind == "value":
+        task: Task[..., Any] = pickle.loads(rest[0])
+        return task
+    module, qualified_name = rest
+    found: Any = import_module(module)
+    for name in qualified_name.split("."):
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]
+
+
+def set_environment(call: Call) -> None:
+    """Environment variables and working folder of this body, whatever the last one did to them."""
+    if dict(os.environ) != call.variables:
+        for name in set(os.environ) - set(call.variables):
+            del os.environ[name]
+        os.environ.update(call.variables)
+    with contextlib.suppress(OSError):
+        if os.getcwd() != call.folder:
+            os.chdir(call.folder)
+
+
+def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:
+    """The reply of a body that returned."""
+    try:
+        return Reply(kind="returned", value=contexts.to_pickle(value), assets=assets)
+    except BaseException as error:
+        return Reply(
+            kind="unportable",
+            text=f"its value, a {type(value).__qualname__}, cannot be pickled: {_words(error)}",
+            info=exception_info(error),
+        )
+
+
+def awaited_here(value: Any) -> Any:
+    """The value itself, or what it gives when it is awaited."""
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
+    """The reply of a body that raised."""
+    info = exception_info(error)
+    try:
+        data = contexts.to_pickle(error)
+        pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
+    except BaseException as problem:
+        return Reply(kind=kind, text=f"{_words(error)} ({_words(problem)})", info=info)
+    return Reply(kind=kind, value=data, text=_words(error), info=info)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # a broken `__str__` must not hide the failure
+        return type(error).__name__
+
+
+def _identity_of(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino

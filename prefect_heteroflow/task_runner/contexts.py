@@ -1,0 +1,185 @@
+"""The contexts of a task run: taken apart in the flow's process, entered in the child."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import cloudpickle
+from prefect.context import AssetContext, FlowRunContext, TagsContext, TaskRunContext, tags
+from prefect.flows import Flow
+from prefect.logging.loggers import patch_print
+from prefect.task_runners import ThreadPoolTaskRunner
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, TaskRun
+    from prefect.results import ResultStore
+
+
+@dataclass(slots=True, kw_only=True)
+class FlowPart:
+    """What bodies see of their flow run; the same for all of its tasks."""
+
+    name: str
+    version: str | None
+    flow_run: FlowRun | None
+    parameters: dict[str, Any] | None
+    result_store: ResultStore
+    log_prints: bool
+    persist_result: bool
+    stand_in: Flow[..., Any] | None = field(default=None)
+    """In the child: a flow of that name, since the real one is not sent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunPart:
+    """What a body sees of its own task run."""
+
+    task_run: TaskRun
+    parameters: dict[str, Any]
+    log_prints: bool
+    persist_result: bool
+    result_store: ResultStore
+    tags: tuple[str, ...]
+    asset_context: dict[str, Any] | None
+
+
+def to_pickle(value: Any) -> bytes:
+    """The value by cloudpickle, which also knows lambdas and what `__main__` defines."""
+    return cast("bytes", cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+
+
+def pack_flow(context: FlowRunContext) -> bytes:
+    """The flow's part as bytes; what of it cannot be pickled is left out."""
+    flow = context.flow
+    part = FlowPart(
+        name=flow.name if flow is not None else "",
+        version=flow.version if flow is not None else None,
+        flow_run=context.flow_run,
+        parameters=context.parameters,
+        result_store=context.result_store,
+        log_prints=context.log_prints,
+        persist_result=context.persist_result,
+    )
+    try:
+        return to_pickle(part)
+    except Exception:  # a parameter of the flow that lives in its process only
+        part.parameters = None
+        return to_pickle(part)
+
+
+def pack_run(context: TaskRunContext) -> bytes:
+    """The task run's part as bytes.
+
+    Raises:
+        Exception: Some parameter cannot be pickled; of whatever type pickle or the value raises.
+    """
+    assets = AssetContext.get()
+    seen = TagsContext.get()
+    part = RunPart(
+        task_run=context.task_run,
+        parameters=context.parameters,
+        log_prints=context.log_prints,
+        persist_result=context.persist_result,
+        result_store=context.result_store,
+        tags=tuple(sorted(seen.current_tags)) if seen is not None else (),
+        asset_context=assets.serialize() if assets is not None and _tells(assets) else None,
+    )
+    return to_pickle(part)
+
+
+def _tells(assets: AssetContext) -> bool:
+    return bool(assets.downstream_assets or assets.direct_asset_dependencies)
+
+
+@contextmanager
+def entered(
+    task: Task[..., Any],
+    flow: FlowPart | None,
+    run: RunPart,
+    client: SyncPrefectClient,
+    assets: dict[str, dict[str, Any]],
+) -> Iterator[None]:
+    """The contexts in which Prefect's engine runs the body, as far as a child can have them.
+
+    Tasks that the body submits run in threads of the child, under its memory limit.
+
+    Args:
+        task: The task.
+        flow: Its flow run's part, `None` outside of a flow.
+        run: Its own part.
+        client: The child's client.
+        assets: Takes up the metadata that the body adds to its assets.
+    """
+    with ExitStack() as stack:
+        if run.log_prints:
+            stack.enter_context(patch_print())
+        if flow is not None:
+            stack.enter_context(_flow_context(stack, flow, client))
+        stack.enter_context(
+            TaskRunContext(
+                task=task,
+                task_run=run.task_run,
+                client=client,
+                parameters=run.parameters,
+                log_prints=run.log_prints,
+                persist_result=run.persist_result,
+                result_store=run.result_store,
+            )
+        )
+        stack.enter_context(tags(*run.tags))
+        if run.asset_context is not None:
+            found = stack.enter_context(AssetContext(**run.asset_context))
+            stack.callback(lambda: assets.update(found.materialization_metadata))
+        yield
+
+
+def _flow_context(stack: ExitStack, flow: FlowPart, client: SyncPrefectClient) -> FlowRunContext:
+    if flow.stand_in is None:
+        flow.stand_in = Flow(_nothing, name=flow.name, version=flow.version)
+    runner: ThreadPoolTaskRunner[Any] = stack.enter_context(ThreadPoolTaskRunner())
+    return FlowRunContext(
+        flow=flow.stand_in,
+        flow_run=flow.flow_run,
+        client=client,
+        task_runner=runner,
+        parameters=flow.parameters,
+        result_store=flow.result_store,
+        log_prints=flow.log_prints,
+        persist_result=flow.persist_result,
+        detached=True,
+    )
+
+
+def _nothing() -> None:
+    """The body of the stand-in flow; nobody calls it."""
+
+
+def slim(task: Task[..., Any]) -> Task[..., Any]:
+    """A copy of the task without what only the engine needs, so that less can fail to pickle."""
+    light: Any = copy.copy(task)
+    light.on_failure_hooks = []
+    light.on_completion_hooks = []
+    light.on_running_hooks = []
+    light.on_commit_hooks = []
+    light.on_rollback_hooks = []
+    light.retry_condition_fn = None
+    light.cache_key_fn = None
+    light.cache_policy = None
+    light.task_run_name = None
+    return cast("Task[..., Any]", light)
+
+
+def pack_value(task: Task[..., Any]) -> bytes:
+    """The task by value.
+
+    Raises:
+        Exception: It refers to something that cannot be pickled.
+    """
+    return pickle.dumps(("value", to_pickle(slim(task))))

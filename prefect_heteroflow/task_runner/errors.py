@@ -1,0 +1,204 @@
+"""What a task that ran in a child process raises in the flow's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from prefect_heteroflow.core.failures import Diagnosis
+
+__all__ = ["HeteroTaskError", "TaskNotPortableError", "WorkerDiedError", "as_task_error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where an error came from."""
+
+    node: str | None = None
+    attempt: int | None = None
+    """1 for the first."""
+    remote_traceback: str | None = None
+    cause: BaseException | None = None
+
+
+class _FromOrigin:
+    """An attribute read from the error's origin.
+
+    Not a property: an exception that has an attribute of the same name keeps its own.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, error: BaseException | None, owner: type) -> Any:
+        if error is None:
+            return self
+        return getattr(origin_of(error), self._name)
+
+
+class HeteroTaskError(Exception):
+    """A task's body failed in a child process or on another node.
+
+    An exception of the body arrives as an instance of its own type *and* of this one, so both
+    `except ValueError` and `except HeteroTaskError` catch it. A type that cannot be rebuilt here
+    arrives as a plain `HeteroTaskError` with its text.
+
+    Attributes:
+        node: Name of the node on which it happened.
+        attempt: Number of the attempt, 1 for the first.
+        remote_traceback: The traceback of the process that ran the body, as text.
+        cause: The exception of the body itself, `None` if it could not be sent.
+    """
+
+    node = _FromOrigin()
+    attempt = _FromOrigin()
+    remote_traceback = _FromOrigin()
+    cause = _FromOrigin()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_plain, (type(self), self.args, _portable(self))
+
+
+class WorkerDiedError(HeteroTaskError):
+    """The child process that ran the body died: killed, crashed, or left without an answer.
+
+    Attributes:
+        exit_code: Exit code of the process, `None` if a signal ended it or nobody knows.
+        signal: Number of the signal that ended it, `None` otherwise.
+        diagnosis: Why it died, as far as that was seen.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        diagnosis: Diagnosis | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.signal = signal
+        self.diagnosis = diagnosis
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "diagnosis": self.diagnosis,
+        }
+        return _rebuild_plain, (type(self), self.args, _portable(self), fields)
+
+
+class TaskNotPortableError(HeteroTaskError, TypeError):
+    """An argument or the value of a task cannot be sent between processes."""
+
+
+def origin_of(error: BaseException) -> Origin:
+    """Where the error came from; an empty origin if nothing was noted."""
+    found = error.__dict__.get("_heteroflow_origin")
+    return found if isinstance(found, Origin) else Origin()
+
+
+def with_origin(error: HeteroTaskError, origin: Origin) -> HeteroTaskError:
+    """The error itself, with its origin noted on it."""
+    error.__dict__["_heteroflow_origin"] = origin
+    return error
+
+
+def as_task_error(cause: BaseException, origin: Origin) -> BaseException:
+    """The exception of a body, as its own type and as `HeteroTaskError` in one.
+
+    What is no `Exception` (`SystemExit`, `KeyboardInterrupt`, Prefect's own signals) comes back as
+    it is: it has a meaning that must not change.
+
+    Args:
+        cause: The exception of the body, rebuilt in this process.
+        origin: Where it came from.
+    """
+    if not isinstance(cause, Exception) or isinstance(cause, HeteroTaskError):
+        return cause
+    origin = Origin(
+        node=origin.node,
+        attempt=origin.attempt,
+        remote_traceback=origin.remote_traceback,
+        cause=cause,
+    )
+    both = _as_both(cause, origin)
+    if both is not None:
+        return both
+    kind = type(cause)
+    text = f"{kind.__module__}.{kind.__qualname__}: {cause}"
+    return with_origin(HeteroTaskError(text), origin)
+
+
+def _as_both(cause: Exception, origin: Origin) -> HeteroTaskError | None:
+    """The exception as both types; `None` if its type cannot be subclassed or built anew."""
+    try:
+        kind = _both_types(type(cause))
+        # What pickle does to rebuild it, with the other type: it has just worked for `cause`.
+        make, arguments, *rest = cast("tuple[Any, ...]", cause.__reduce_ex__(2))
+        if make is not type(cause):
+            return None
+        both = kind(*arguments)
+        state = rest[0] if rest else None
+        if state is not None:
+            set_state = getattr(both, "__setstate__", None)
+            set_state(state) if set_state is not None else both.__dict__.update(state)
+        if str(both) != str(cause):
+            return None
+    except Exception:  # a final class, an own metaclass, an `__init__` with effects
+        return None
+    both.__cause__ = cause.__cause__
+    both.__suppress_context__ = cause.__suppress_context__
+    for note in getattr(cause, "__notes__", ()):
+        if note not in getattr(both, "__notes__", ()) and hasattr(both, "add_note"):
+            both.add_note(note)
+    return with_origin(both, origin)
+
+
+_kinds: dict[type, type[HeteroTaskError]] = {}
+
+
+def _both_types(kind: type[Exception]) -> Callable[..., HeteroTaskError]:
+    found = _kinds.get(kind)
+    if found is None:
+        found = type(
+            kind.__name__,
+            (kind, HeteroTaskError),
+            {
+                "__module__": kind.__module__,
+                "__qualname__": kind.__qualname__,
+                "__doc__": kind.__doc__,
+                "__reduce__": _reduce_both,
+                "__reduce_ex__": lambda self, protocol: _reduce_both(self),
+            },
+        )
+        _kinds[kind] = found
+    return found
+
+
+def _reduce_both(error: HeteroTaskError) -> tuple[Any, ...]:
+    origin = origin_of(error)
+    return as_task_error, (origin.cause, origin)
+
+
+def _portable(error: HeteroTaskError) -> Origin:
+    origin = origin_of(error)
+    return Origin(
+        node=origin.node, attempt=origin.attempt, remote_traceback=origin.remote_traceback
+    )
+
+
+def _rebuild_plain(
+    kind: type[HeteroTaskError],
+    arguments: tuple[Any, ...],
+    origin: Origin,
+    fields: dict[str, Any] | None = None,
+) -> HeteroTaskError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(fields or {})
+    return with_origin(error, origin)

@@ -1,0 +1,367 @@
+"""Attempts on this node: the body goes to a child, and what happens to it becomes an outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import signal
+import sys
+import time
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from prefect.context import AssetContext
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import emit_api_log
+
+from prefect_heteroflow import environment
+from prefect_heteroflow.core.failures import Evidence
+from prefect_heteroflow.core.local_capacity import Wish
+from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
+from prefect_heteroflow.task_runner.children import (
+    Child,
+    Children,
+    LeaseCancelled,
+    visible_devices,
+)
+from prefect_heteroflow.task_runner.frames import Call, Reply, from_bytes, to_bytes
+from prefect_heteroflow.task_runner.template import ChildNotStarted
+
+if TYPE_CHECKING:
+    from prefect import Task
+
+    from prefect_heteroflow.core.resources import Node
+
+TIMEOUT_GRACE_SECONDS = 5.0
+"""Between the interrupt of a body that ran into its time limit and its end by force."""
+GPU_MAX_CALLS = 1
+_CUDA = "CUDA_VISIBLE_DEVICES"
+
+
+class BodyNotPortable(Exception):
+    """The body of a task cannot be sent to another process; it has to run at home."""
+
+
+class _TimedOut(Exception):
+    """The body ran into its time limit."""
+
+
+class LocalAttempts:
+    """Runs bodies in the children of this node.
+
+    Args:
+        node: What this machine has.
+        children: Its children.
+    """
+
+    def __init__(self, node: Node, children: Children) -> None:
+        self._node = node
+        self._children = children
+        self._flows: dict[str, bytes] = {}
+
+    def run(self, call: TaskCall) -> TaskOutcome:
+        """Run the attempt and wait for its end; a failure is an outcome, not an exception.
+
+        Raises:
+            BodyNotPortable: The body cannot be sent to a child.
+        """
+        body = pack_body(call.task)
+        try:
+            run = contexts.pack_run(call.context)
+        except Exception as error:
+            return self._outcome(
+                kind="unportable",
+                text=f"its arguments cannot be pickled: {type(error).__name__}: {error}",
+            )
+        wish = Wish(
+            reserved_mb=call.reserved_mb,
+            gpu_count=call.resources.gpu_count,
+            gpu_memory_mb=call.resources.gpu_memory_mb,
+            shares_gpu=call.shares_gpu,
+        )
+        max_calls = call.max_calls
+        if max_calls is None and call.resources.gpu_count:
+            max_calls = GPU_MAX_CALLS
+        try:
+            lease = self._children.lease(wish, call.resources.memory_mb, max_calls=max_calls)
+            with lease as child:
+                return self._run_in(child, call, body, run)
+        except LeaseCancelled:
+            return self._outcome(kind="cancelled")
+        except (ChildNotStarted, OSError) as error:
+            return self._outcome(
+                kind="died",
+                text=f"no child process could be started: {error}",
+                evidence=Evidence(phase="start", engine_error=str(error)),
+            )
+
+    def _run_in(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> TaskOutcome:
+        started = _now()
+        child.calls += 1
+        message = self._message(child, call, body, run)
+        reply: Reply | None = None
+        timed_out = False
+        try:
+            child.process.connection.send_bytes(message)
+            reply = _read_reply(child, timeout_seconds=call.timeout_seconds)
+        except _TimedOut:
+            timed_out = True
+            _stop_body(child)
+        except (EOFError, OSError):
+            pass
+        except Exception:  # what came is no message of ours: the body wrote into the channel
+            child.kill()
+        except BaseException:  # the thread of the task run was told to stop
+            child.kill()
+            raise
+        if reply is None:
+            child.unusable = True
+        return self._ended(child, call, reply, started=started, timed_out=timed_out)
+
+    def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> bytes:
+        body_key = hashlib.blake2b(body, digest_size=16).hexdigest()
+        knows_body = child.bodies.get(body_key) is not None
+        child.bodies.put(body_key, True)
+        flow_key, flow = None, None
+        if call.flow_context is not None:
+            flow_key, flow = self._flow_part(call)
+            if child.flows.get(flow_key):
+                flow = None
+            child.flows.put(flow_key, True)
+        return to_bytes(
+            Call(
+                body_key=body_key,
+                body=None if knows_body else body,
+                flow_key=flow_key,
+                flow=flow,
+                run=run,
+                variables=self._variables(child, call),
+                folder=os.getcwd(),
+                tells_start=call.timeout_seconds is not None,
+            )
+        )
+
+    def _flow_part(self, call: TaskCall) -> tuple[str, bytes]:
+        context = call.flow_context
+        assert context is not None
+        key = "none" if context.flow_run is None else str(context.flow_run.id)
+        if key not in self._flows:
+            self._flows[key] = contexts.pack_flow(context)
+        return key, self._flows[key]
+
+    def _variables(self, child: Child, call: TaskCall) -> dict[str, str]:
+        variables = dict(os.environ)
+        variables.update(
+            environment.attempt_variables(
+                task_id=str(call.context.task_run.id),
+                attempt=call.attempt,
+                node=self._node.name,
+                resources=call.resources,
+                gpu_memory_mb=_smallest_gpu_mb(child),
+                previous_failure=call.previous_failure,
+            )
+        )
+        if child.gpus:
+            variables[_CUDA] = visible_devices(child.gpus, self._node)
+        elif self._node.gpus:
+            variables[_CUDA] = ""  # who asks for no GPU shall not sit on somebody's
+        return variables
+
+    def _ended(
+        self,
+        child: Child,
+        call: TaskCall,
+        reply: Reply | None,
+        *,
+        started: str,
+        timed_out: bool,
+    ) -> TaskOutcome:
+        status = None
+        if reply is None and not timed_out:
+            # The connection can end a moment before the end of the process is told.
+            if not child.process.ended.wait(10.0):
+                child.kill()
+                child.process.ended.wait(10.0)
+            status = child.process.status
+        kills = child.limit.oom_kill_count()
+        if kills is not None:
+            kills -= child.oom_kills
+        elif status == -signal.SIGKILL and child.limit.limit_reached():
+            kills = 1
+        peak = child.limit.peak_memory_mb() if child.calls == 1 or reply is None else None
+        evidence = Evidence(
+            phase="run",
+            exit_code=status if status is not None and status >= 0 else None,
+            signal=-status if status is not None and status < 0 else None,
+            oom_kill_count=kills,
+            memory_limit_mb=call.resources.memory_mb,
+            peak_memory_mb=peak,
+            exception=reply.info if reply is not None else None,
+            deadline_exceeded=timed_out,
+            cancel_requested=child.cancelled,
+            gpu_total_mb=_smallest_gpu_mb(child),
+        )
+        facts: dict[str, Any] = {
+            "evidence": evidence,
+            "peak_memory_mb": peak,
+            "gpu_memory_mb": _smallest_gpu_mb(child),
+            "exit_code": evidence.exit_code,
+            "signal": evidence.signal,
+            "started": started,
+        }
+        if child.cancelled:
+            return self._outcome(kind="cancelled", **facts)
+        if timed_out:
+            return self._outcome(kind="timed_out", **facts)
+        if reply is None:
+            return self._outcome(kind="died", text=_death(status), **facts)
+        return self._replied(reply, facts)
+
+    def _replied(self, reply: Reply, facts: dict[str, Any]) -> TaskOutcome:
+        if reply.kind == "returned" and reply.value is not None:
+            try:
+                value = pickle.loads(reply.value)
+            except Exception as error:
+                text = f"its value cannot be rebuilt here: {type(error).__name__}: {error}"
+                return self._outcome(kind="unportable", text=text, **facts)
+            _add_assets(reply.assets)
+            return self._outcome(kind="returned", value=value, **{**facts, "evidence": None})
+        if reply.kind == "unportable":
+            return self._outcome(kind="unportable", text=reply.text, **facts)
+        exception: BaseException | None = None
+        if reply.value is not None:
+            try:
+                exception = pickle.loads(reply.value)
+            except Exception as error:
+                reply.text = f"{reply.text} ({type(error).__name__}: {error})"
+        return self._outcome(kind="raised", exception=exception, text=reply.text, **facts)
+
+    def _outcome(self, **values: Any) -> TaskOutcome:
+        return TaskOutcome(pool=self._node.pool, node=self._node.name, ended=_now(), **values)
+
+
+def _read_reply(
+    child: Child, *, deadline: float | None = None, timeout_seconds: float | None = None
+) -> Reply:
+    """Hand on what the body logs, until the reply comes.
+
+    Args:
+        child: The child.
+        deadline: The latest time of `time.monotonic()`.
+        timeout_seconds: How long the body may run; counts when the child says that it starts.
+
+    Raises:
+        _TimedOut: It took longer.
+        EOFError: The child is gone.
+    """
+    connection = child.process.connection
+    while True:
+        if deadline is not None and not connection.poll(max(0.0, deadline - time.monotonic())):
+            raise _TimedOut
+        kind, payload = from_bytes(connection.recv_bytes())
+        if kind == "log":
+            emit_api_log(payload)
+        elif kind == "event":
+            EventsWorker.instance().send(payload)
+        elif kind == "started":
+            if timeout_seconds is not None:
+                deadline = time.monotonic() + timeout_seconds
+        else:
+            reply: Reply = payload
+            return reply
+
+
+def _stop_body(child: Child) -> None:
+    """Interrupt a body that ran out of time, and end its process if it goes on."""
+    child.unusable = True
+    child.process.send_signal(signal.SIGINT)
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            _read_reply(child, deadline=time.monotonic() + TIMEOUT_GRACE_SECONDS)
+        except _TimedOut:
+            child.kill()
+
+
+def _add_assets(metadata: dict[str, dict[str, Any]]) -> None:
+    context = AssetContext.get()
+    if context is not None:
+        for key, values in metadata.items():
+            context.add_asset_metadata(key, values)
+
+
+def _smallest_gpu_mb(child: Child) -> int | None:
+    return min((gpu.memory_mb for gpu in child.gpus), default=None)
+
+
+def _death(status: int | None) -> str:
+    if status is None:
+        return "the child process is gone, and nobody saw how it ended"
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return f"the child process was ended by {name}"
+    if status == 71:
+        return (
+            "the body closed the file descriptor through which its child process answers"
+            " (exit code 71); a body must not close descriptors that it did not open"
+        )
+    return f"the child process left with exit code {status} before the body was done"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+# --- the body as bytes ---------------------------------------------------------------------------
+
+_importable: dict[str, bool] = {}
+
+
+def pack_body(task: Task[..., Any]) -> bytes:
+    """How a child gets the task: by its place in a module where it can import that, else by value.
+
+    Raises:
+        BodyNotPortable: Neither works; says why.
+    """
+    place = _place_of(task)
+    if place is not None:
+        return pickle.dumps(("place", *place))
+    try:
+        return contexts.pack_value(task)
+    except Exception as error:
+        raise BodyNotPortable(f"{type(error).__name__}: {error}") from error
+
+
+def _place_of(task: Task[..., Any]) -> tuple[str, str] | None:
+    module_name = getattr(task.fn, "__module__", None)
+    qualified_name = getattr(task.fn, "__qualname__", None)
+    if not module_name or not qualified_name or "<" in qualified_name:
+        return None
+    module = sys.modules.get(module_name)
+    if module is None or not _can_import(module_name, getattr(module, "__file__", None)):
+        return None
+    found: Any = module
+    for name in qualified_name.split("."):
+        found = getattr(found, name, None)
+    if getattr(found, "fn", None) is not task.fn:
+        return None
+    return module_name, qualified_name
+
+
+def _can_import(name: str, file: str | None) -> bool:
+    """Whether another process finds the same module under that name."""
+    if name == "__main__" or file is None:
+        return False
+    if name not in _importable:
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError, AttributeError):
+            spec = None
+        _importable[name] = spec is not None and spec.origin == file
+    return _importable[name]

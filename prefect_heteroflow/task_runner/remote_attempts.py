@@ -1,0 +1,334 @@
+"""Attempts on other pools: the body goes through the flow's result storage to a run of ours there.
+
+The run is a subflow of the task run, so the task's page shows it. It is not retried by its own
+worker: what follows is decided in the flow's process, as for attempts at home.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import cloudpickle
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.logging.loggers import get_run_logger
+from prefect.states import Cancelling
+from prefect.utilities.asyncutils import run_coro_as_sync
+
+from prefect_heteroflow import environment
+from prefect_heteroflow.core.attempts import Attempt
+from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
+from prefect_heteroflow.task_runner.local_attempts import pack_body
+from prefect_heteroflow.task_runner.remote_body import (
+    DEPLOYMENT_NAME,
+    ENTRYPOINT,
+    FLOW_NAME,
+    RemoteCall,
+)
+from prefect_heteroflow.task_runner.sealed_storage import (
+    SealBroken,
+    SealedStorage,
+    StorageNotShared,
+    new_seal,
+    storage_of,
+)
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.orchestration import PrefectClient
+
+    from prefect_heteroflow.core.policy import Retry
+    from prefect_heteroflow.task_runner.frames import Reply
+
+TASK_RUN_LABEL = "heteroflow.task-run-id"
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.25, 5.0
+_NOT_FOR_BODIES = ("command", "placement", "max_retries", "retry_strategy", "stream_output")
+
+
+class OtherPools:
+    """Runs attempts of tasks on the pools that `route` names."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """End every attempt that runs."""
+        self._cancelled.set()
+
+    def run(self, call: TaskCall, decision: Retry) -> TaskOutcome:
+        """Run the attempt where the decision says, and wait for its end.
+
+        Raises:
+            BodyNotPortable: The body cannot be sent to another process at all.
+        """
+        pool = decision.place.pool
+        seal, key = new_seal(), f"heteroflow-{call.context.task_run.id}-{call.attempt}"
+        call_key, reply_key = f"{key}-call", f"{key}-reply"
+        try:
+            storage, address = storage_of(call.context.result_store)
+            storage.put(call_key, _packed(call), seal)
+        except StorageNotShared as error:
+            return _outcome(pool, kind="refused", text=str(error))
+        except Exception as error:
+            text = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
+            return _outcome(pool, kind="unportable", text=text)
+        parameters = {
+            "call_key": call_key,
+            "reply_key": reply_key,
+            "storage": address,
+            "seal": seal,
+        }
+        try:
+            run: FlowRun = run_coro_as_sync(_create_run(call, decision, parameters))
+            get_run_logger(call.context).info(
+                "Attempt %d runs on pool %s as flow run '%s'.", call.attempt, pool, run.name
+            )
+            ended, why = self._wait(run, call.timeout_seconds)
+            rows = run_coro_as_sync(_rows(run.id))
+            return _judge(pool, ended, why, rows, _reply(storage, reply_key, seal))
+        except (StorageNotShared, SealBroken) as error:
+            return _outcome(pool, kind="unportable", text=str(error))
+        except httpx.HTTPError as error:
+            text = f"the attempt on pool {pool} could not be created: {error}"
+            evidence = Evidence(phase="start", engine_error=text)
+            return _outcome(pool, kind="died", text=text, evidence=evidence)
+        finally:
+            storage.forget(call_key, reply_key)
+
+    def _wait(self, run: FlowRun, timeout_seconds: float | None) -> tuple[FlowRun, str | None]:
+        """The ended run, and why we ended it, if we did."""
+        pause_seconds = _FIRST_POLL_SECONDS
+        why: str | None = None
+        began: float | None = None
+        while True:
+            try:
+                now: FlowRun = run_coro_as_sync(_read(run.id))
+            except httpx.HTTPError:
+                now = run  # the API is away: the attempt goes on without it
+            state = now.state
+            if state is not None and state.is_final():
+                return now, why
+            if state is not None and state.type is StateType.RUNNING and began is None:
+                began = time.monotonic()
+            if why is None:
+                if self._cancelled.is_set():
+                    why = "cancelled"
+                elif timeout_seconds is not None and began is not None:
+                    why = "timed_out" if time.monotonic() - began > timeout_seconds else None
+                if why is not None:
+                    run_coro_as_sync(_cancel(run.id))
+            if why is None:
+                self._cancelled.wait(pause_seconds)
+            else:
+                time.sleep(pause_seconds)
+            pause_seconds = min(_LONGEST_POLL_SECONDS, 1.5 * pause_seconds)
+
+
+def _packed(call: TaskCall) -> bytes:
+    variables = {
+        environment.TASK_ID: str(call.context.task_run.id),
+        environment.ATTEMPT: str(call.attempt),
+    }
+    if call.previous_failure is not None:
+        variables[environment.PREVIOUS_FAILURE] = call.previous_failure
+    with _by_value(call.task):
+        body = pack_for_elsewhere(call.task)
+        return pickle.dumps(
+            RemoteCall(
+                body=body,
+                flow=None if call.flow_context is None else contexts.pack_flow(call.flow_context),
+                run=contexts.pack_run(call.context),
+                folder=os.getcwd(),
+                paths=tuple(path for path in sys.path if os.path.isabs(path)),
+                variables=variables,
+            )
+        )
+
+
+def pack_for_elsewhere(task: Task[..., Any]) -> bytes:
+    """The task by value: its module need not be there.
+
+    Raises:
+        BodyNotPortable: It refers to something that cannot be pickled.
+    """
+    try:
+        return contexts.pack_value(task)
+    except Exception:
+        return pack_body(task)  # by its place, if it has one; the module has to be there then
+
+
+@contextmanager
+def _by_value(task: Task[..., Any]) -> Iterator[None]:
+    """While it lasts, the module of the task is pickled with it, if it is the user's own."""
+    module = sys.modules.get(getattr(task.fn, "__module__", "") or "")
+    file = getattr(module, "__file__", None) or ""
+    is_own = module is not None and "site-packages" not in file and file != ""
+    registry: Any = cloudpickle
+    known = registry.list_registry_pickle_by_value()
+    if not is_own or module is None or module.__name__ in known:
+        yield
+        return
+    registry.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        registry.unregister_pickle_by_value(module)
+
+
+def _reply(storage: SealedStorage, key: str, seal: str) -> Reply | None:
+    data = storage.get(key, seal)
+    if data is None:
+        return None
+    reply: Reply = pickle.loads(data)
+    return reply
+
+
+def _judge(
+    pool: str, run: FlowRun, why: str | None, rows: list[Attempt], reply: Reply | None
+) -> TaskOutcome:
+    row = rows[-1] if rows else None
+    facts: dict[str, Any] = {}
+    if row is not None:
+        facts = {
+            "node": row.node,
+            "peak_memory_mb": row.peak_memory_mb,
+            "gpu_memory_mb": row.gpu_memory_mb,
+            "exit_code": row.exit_code,
+            "started": row.started,
+        }
+    state = run.state
+    assert state is not None
+    if why == "timed_out":
+        return _outcome(pool, kind="timed_out", **facts)
+    if why == "cancelled" or state.type is StateType.CANCELLED:
+        return _outcome(pool, kind="cancelled", **facts)
+    if reply is not None:
+        evidence = Evidence(phase="run", exception=reply.info) if reply.info else None
+        if reply.kind == "returned" and reply.value is not None:
+            return _outcome(pool, kind="returned", value=pickle.loads(reply.value), **facts)
+        if reply.kind == "unportable":
+            return _outcome(pool, kind="unportable", text=reply.text, **facts)
+        return _outcome(pool, kind="raised", evidence=evidence, **_exception_of(reply), **facts)
+    text = f"its run '{run.name}' on pool {pool} ended as {state.name}: {state.message}"
+    return _outcome(pool, kind="died", text=text, diagnosis=_diagnosis(row, text), **facts)
+
+
+def _exception_of(reply: Reply) -> dict[str, Any]:
+    if reply.value is None:
+        return {"text": reply.text}
+    try:
+        return {"exception": pickle.loads(reply.value), "text": reply.text}
+    except Exception as error:
+        return {"text": f"{reply.text} ({type(error).__name__}: {error})"}
+
+
+def _diagnosis(row: Attempt | None, text: str) -> Diagnosis:
+    """What the other side found out."""
+    if row is not None and row.failure in {failure.value for failure in FailureClass}:
+        return Diagnosis(
+            failure=FailureClass(row.failure),
+            rule=row.rule or "seen-elsewhere",
+            reason=row.reason or text,
+        )
+    return Diagnosis(failure=FailureClass.UNKNOWN_ERROR, rule="no-final-state", reason=text)
+
+
+def _outcome(pool: str, **values: Any) -> TaskOutcome:
+    ended = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return TaskOutcome(pool=pool, ended=ended, **values)
+
+
+# --- the API --------------------------------------------------------------------------------------
+
+
+async def _create_run(call: TaskCall, decision: Retry, parameters: dict[str, Any]) -> FlowRun:
+    task_run = call.context.task_run
+    async with get_client() as client:
+        flow_id = await client.create_flow_from_name(FLOW_NAME)
+        deployment_id = await client.create_deployment(
+            flow_id=flow_id,
+            name=DEPLOYMENT_NAME,
+            entrypoint=ENTRYPOINT,
+            description="Attempts of tasks on other pools. Created by HeteroTaskRunner.",
+            tags=["heteroflow"],
+            pull_steps=[],
+        )
+        body = {
+            "flow_id": str(flow_id),
+            "deployment_id": str(deployment_id),
+            "name": f"{task_run.name}-attempt-{call.attempt}",
+            "parameters": parameters,
+            "parent_task_run_id": str(task_run.id),
+            "idempotency_key": f"{task_run.id}:{call.attempt}:{parameters['seal'][:8]}",
+            "labels": {TASK_RUN_LABEL: str(task_run.id)},
+            "work_pool_name": decision.place.pool,
+            "job_variables": await _job_variables(client, call, decision),
+            "state": {
+                "type": "SCHEDULED",
+                "name": "Scheduled",
+                "message": decision.reason,
+                "state_details": {"scheduled_time": utc_now().isoformat()},
+            },
+        }
+        response = await client.request("POST", "/flow_runs/", json=body)
+        response.raise_for_status()
+        return FlowRun.model_validate(response.json())
+
+
+async def _job_variables(client: PrefectClient, call: TaskCall, decision: Retry) -> dict[str, Any]:
+    """Those of the flow itself (its image, its environment), with what this attempt needs."""
+    flow_run = None if call.flow_context is None else call.flow_context.flow_run
+    given: dict[str, Any] = {}
+    if flow_run is not None and flow_run.deployment_id is not None:
+        deployment = await client.read_deployment(flow_run.deployment_id)
+        given.update(deployment.job_variables or {})
+    if flow_run is not None:
+        given.update(flow_run.job_variables or {})
+    resources, place = decision.resources, decision.place
+    variables = {name: value for name, value in given.items() if name not in _NOT_FOR_BODIES}
+    variables.update(memory_mb=resources.memory_mb, gpu_count=resources.gpu_count)
+    # What follows is decided by the runner, once.
+    variables["retry_strategy"] = "no_retry"
+    for name in ("shm_mb", "gpu_memory_mb"):
+        variables.pop(name, None)
+        if getattr(resources, name) is not None:
+            variables[name] = getattr(resources, name)
+    if place.node is not None or place.avoid_nodes:
+        variables["placement"] = {
+            "prefer": place.node,
+            "avoid": list(place.avoid_nodes),
+            "since": utc_now().isoformat(),
+            "strict": False,
+        }
+    return variables
+
+
+async def _read(flow_run_id: UUID) -> FlowRun:
+    async with get_client() as client:
+        return await client.read_flow_run(flow_run_id)
+
+
+async def _rows(flow_run_id: UUID) -> list[Attempt]:
+    async with get_client() as client:
+        return list(await read_attempts(client, flow_run_id))
+
+
+async def _cancel(flow_run_id: UUID) -> None:
+    async with get_client() as client:
+        await client.set_flow_run_state(
+            flow_run_id, Cancelling(message="Its task was cancelled, or ran out of time.")
+        )

@@ -1,0 +1,394 @@
+"""One task run from its first attempt to its last: what Prefect's engine calls as its body."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.logging.loggers import get_run_logger
+from prefect.states import Cancelled
+from prefect.transactions import get_transaction
+from prefect.utilities.callables import call_with_parameters
+
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.decide import decide
+from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
+from prefect_heteroflow.core.policy import UNLIMITED, Decision, Ending, Place, Retry, Stop
+from prefect_heteroflow.core.resources import Cluster, Node
+from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
+from prefect_heteroflow.core.task_attempts import ErrorType, TaskAttempt
+from prefect_heteroflow.task_runner.attempt_rows import AttemptRows
+from prefect_heteroflow.task_runner.attempts_elsewhere import (
+    RemoteAttempts,
+    TaskCall,
+    TaskOutcome,
+)
+from prefect_heteroflow.task_runner.failures_raised import error_of
+from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.schemas.objects import State, TaskRun
+
+    from prefect_heteroflow.core.task_requirements import Requirements
+    from prefect_heteroflow.task_runner.retry_rules import RetryRules
+
+_WITHOUT_END = 1_000_000
+"""`retries` while our own condition decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where attempts of one runner can run."""
+
+    node: Node
+    local: LocalAttempts
+    remote: RemoteAttempts | None
+    read_cluster: Callable[[], Cluster]
+    """All nodes and pools that are known; asked only when this node is too small."""
+    say_once: Callable[[str, str], None]
+    """Log a warning for a task, once: its name and the text."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Failure:
+    decision: Decision
+    of_body: bool
+    """An exception of the body, in which the task's own `retries` have their say."""
+
+
+class TaskLife:
+    """All attempts of one task run.
+
+    Prefect's engine keeps the states, the retries and everything else. It is given a copy of the
+    task (`engine_task`) whose body runs an attempt in a child, and whose retry condition answers
+    what was decided about the last one.
+
+    Args:
+        task: The user's task.
+        rules: How it is retried, and its first resources.
+        requirements: What is said about it.
+        places: Where attempts can run.
+    """
+
+    def __init__(
+        self,
+        task: Task[..., Any],
+        rules: RetryRules,
+        requirements: Requirements,
+        places: Places,
+    ) -> None:
+        self._task = task
+        self._rules = rules
+        self._requirements = requirements
+        self._places = places
+        self._resources = rules.resources
+        self._reserved_mb = requirements.memory_mb or 0
+        self._attempts: list[TaskAttempt] = []
+        self._rows = AttemptRows()
+        self._retries_granted = 0
+        self._budget_used = 0
+        self._failure: _Failure | None = None
+        self.engine_task = self._for_engine()
+
+    def _for_engine(self) -> Task[..., Any]:
+        changed = copy.copy(self._task)
+
+        @functools.wraps(self._task.fn)
+        def body(*arguments: Any, **keywords: Any) -> Any:
+            return self._run()
+
+        @functools.wraps(self._task.fn)
+        async def async_body(*arguments: Any, **keywords: Any) -> Any:
+            return await self._run_async()
+
+        changed.fn = async_body if self._task.isasync else body
+        changed.retry_condition_fn = self._should_retry
+        # Its time counts from the start of the body, not from the wait for a child.
+        changed.timeout_seconds = None
+        return changed
+
+    # ---- an attempt --------------------------------------------------------------------------
+
+    def _run(self) -> Any:
+        try:
+            return self._settle(self._attempt())
+        except BodyNotPortable as reason:
+            self._say_at_home(reason)
+        return call_with_parameters(self._task.fn, self._context().parameters)
+
+    async def _run_async(self) -> Any:
+        try:
+            outcome = await asyncio.to_thread(self._attempt)
+            return await asyncio.to_thread(self._settle, outcome)
+        except BodyNotPortable as reason:
+            self._say_at_home(reason)
+        coroutine: Any = call_with_parameters(self._task.fn, self._context().parameters)
+        return await coroutine
+
+    def _context(self) -> TaskRunContext:
+        context = TaskRunContext.get()
+        assert context is not None  # the engine calls the body within it
+        return context
+
+    def _say_at_home(self, reason: BodyNotPortable) -> None:
+        text = (
+            f"its body cannot be sent to a child process ({reason}), so it runs in the flow's own"
+        )
+        self._places.say_once(self._task.name, text)
+
+    def _attempt(self) -> TaskOutcome:
+        planned = self._failure.decision if self._failure is not None else None
+        self._failure = None
+        self.engine_task.retries = _WITHOUT_END
+        self.engine_task.timeout_seconds = None
+        call = self._call()
+        if isinstance(planned, Retry) and planned.place.pool != self._places.node.pool:
+            assert self._places.remote is not None  # `_decide` stops without it
+            return self._places.remote.run(call, planned)
+        if not fits(call.resources, self._places.node):
+            return self._elsewhere(call)
+        return self._places.local.run(call)
+
+    def _call(self) -> TaskCall:
+        last = self._attempts[-1].row if self._attempts else None
+        return TaskCall(
+            task=self._task,
+            context=self._context(),
+            flow_context=FlowRunContext.get(),
+            attempt=len(self._attempts) + 1,
+            resources=self._resources,
+            timeout_seconds=self._task.timeout_seconds,
+            reserved_mb=self._reserved_mb,
+            shares_gpu=bool(self._requirements.shares_gpu),
+            max_calls=self._requirements.max_calls,
+            previous_failure=None if last is None else last.failure,
+        )
+
+    def _elsewhere(self, call: TaskCall) -> TaskOutcome:
+        """An attempt that is too large for this node from the start."""
+        node = self._places.node
+        found = route(call.resources, self._cluster(), current_pool=node.pool)
+        wanted = f"memory_mb={call.resources.memory_mb}"
+        if call.resources.gpu_count:
+            wanted += (
+                f", gpu_count={call.resources.gpu_count}"
+                f", gpu_memory_mb={call.resources.gpu_memory_mb}"
+            )
+        sizes = ", ".join(f"{gpu.memory_mb} MB" for gpu in node.gpus) or "none"
+        has = f"this node ({node.name}) has {node.memory_mb} MB of memory and GPUs: {sizes}"
+        if isinstance(found, Route) and self._places.remote is not None:
+            place = Place(pool=found.pool, node=found.node)
+            reason = f"It requires {wanted}; {has}: it runs on pool {found.pool} ({found.reason})."
+            moved = Retry(resources=call.resources, place=place, delay_seconds=0.0, reason=reason)
+            return self._places.remote.run(call, moved)
+        if isinstance(found, NoRoute):
+            text = f"it requires {wanted}, which no node has: {found.reason}; {has}"
+        else:
+            text = f"it requires {wanted}; {has}. {_no_remote(found.pool)}"
+        return TaskOutcome(
+            kind="refused",
+            text=text,
+            evidence=Evidence(phase="start", engine_error=text),
+            pool=node.pool,
+            node=None,
+        )
+
+    # ---- what follows ------------------------------------------------------------------------
+
+    def _settle(self, outcome: TaskOutcome) -> Any:
+        """The value of the attempt; raises what the engine is to see of a failure."""
+        if outcome.kind == "returned":
+            if self._attempts:
+                self._record(outcome, AttemptStatus.COMPLETED)
+            return outcome.value
+        if outcome.kind == "cancelled":
+            return self._cancelled(outcome)
+        diagnosis = self._diagnose(outcome)
+        decision = self._decide(outcome, diagnosis)
+        of_body = outcome.kind in ("raised", "timed_out")
+        self._failure = _Failure(decision=decision, of_body=of_body)
+        self._record(outcome, AttemptStatus.FAILED, diagnosis, decision)
+        if isinstance(decision, Retry):
+            self._resources = decision.resources
+            if decision.resources.memory_mb > self._rules.resources.memory_mb:
+                self._reserved_mb = decision.resources.memory_mb
+        if outcome.kind == "timed_out":  # the engine's message names it
+            self.engine_task.timeout_seconds = self._task.timeout_seconds
+        if outcome.kind == "raised" and outcome.exception is None:
+            text = "%s: the exception itself cannot be sent between processes"
+            get_run_logger(self._context()).warning(text, outcome.text)
+        raise error_of(
+            outcome, self._task, attempt=len(self._attempts), diagnosis=diagnosis, decision=decision
+        )
+
+    def _cancelled(self, outcome: TaskOutcome) -> State[Any]:
+        if self._attempts:
+            self._record(outcome, AttemptStatus.CANCELLED)
+        transaction = get_transaction()
+        if transaction is not None:
+            # It ends without a value: nothing to cache, nothing that a hook could commit.
+            transaction.write_on_commit = False
+        self.engine_task.on_commit_hooks = []
+        return Cancelled(message="The flow run was cancelled while this task ran.")
+
+    def _diagnose(self, outcome: TaskOutcome) -> Diagnosis:
+        if outcome.kind in ("refused", "unportable"):
+            refused = outcome.kind == "refused"
+            return Diagnosis(
+                failure=FailureClass.RESOURCE_LIMIT_EXCEEDED
+                if refused
+                else FailureClass.INVALID_CONFIG,
+                rule="no-node-fits" if refused else "not-portable",
+                reason=outcome.text,
+            )
+        if outcome.diagnosis is not None:
+            return outcome.diagnosis
+        return self._rules.diagnose(outcome.evidence or Evidence())
+
+    def _decide(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
+        if outcome.pool not in (None, self._places.node.pool):
+            return self._decide_within(self._cluster(), outcome, diagnosis)
+        decision = self._decide_within(Cluster(nodes=(self._places.node,)), outcome, diagnosis)
+        escalates = diagnosis.failure.group is FailureGroup.ESCALATE
+        if isinstance(decision, Stop) and decision.ending is Ending.PERMANENT_FAILURE and escalates:
+            decision = self._decide_within(self._cluster(), outcome, diagnosis)
+        if (
+            isinstance(decision, Retry)
+            and decision.place.pool != self._places.node.pool
+            and self._places.remote is None
+        ):
+            reason = f"{decision.reason}. {_no_remote(decision.place.pool)}"
+            return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
+        return decision
+
+    def _decide_within(
+        self, cluster: Cluster, outcome: TaskOutcome, diagnosis: Diagnosis
+    ) -> Decision:
+        return decide(
+            diagnosis,
+            policy=self._rules.policy,
+            resources=self._resources,
+            pool=outcome.pool or self._places.node.pool,
+            node=outcome.node,
+            history=[attempt.row for attempt in self._attempts],
+            cluster=cluster,
+            jitter_fraction=random.random(),
+            never_started=outcome.started is None,
+            gpu_memory_mb=outcome.gpu_memory_mb,
+        )
+
+    def _cluster(self) -> Cluster:
+        """What is known of other nodes, with this one as it sees itself."""
+        own = self._places.node
+        known = self._places.read_cluster()
+        others = tuple(
+            node for node in known.nodes if (node.name, node.pool) != (own.name, own.pool)
+        )
+        return Cluster(nodes=(own, *others), pools=known.pools)
+
+    def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:
+        """The retry condition that the engine asks after a failure, with its delay set."""
+        said = self._task.retries > 0
+        failure = self._failure
+        decision = failure.decision if failure is not None else None
+        delay: Any = self._task.retry_delay_seconds
+        jitter = self._task.retry_jitter_factor
+        theirs = failure is None or (failure.of_body and said)
+        if theirs:
+            granted = said and self._budget_used < self._task.retries
+        else:
+            granted = isinstance(decision, Retry)
+            if isinstance(decision, Retry) and not (said and delay):
+                delay, jitter = decision.delay_seconds, None
+        condition = self._task.retry_condition_fn
+        answer: Any = granted and (condition is None or condition(task, task_run, state))
+        if not answer:
+            # The engine says that retries are exhausted, or that there were none.
+            self.engine_task.retries = self._retries_granted
+            return False
+        if isinstance(delay, list):
+            delay = delay[min(self._retries_granted, len(delay) - 1)] if delay else 0
+        self.engine_task.timeout_seconds = None
+        self.engine_task.retry_delay_seconds = delay
+        self.engine_task.retry_jitter_factor = jitter
+        counts = theirs or (isinstance(decision, Retry) and decision.counts_as == "retry")
+        self._retries_granted += 1
+        self._budget_used += counts
+        self.engine_task.retries = self._shown_retries(counts=counts)
+        return answer
+
+    def _shown_retries(self, *, counts: bool) -> int:
+        """What the engine's log shows as the number of retries."""
+        policy = self._rules.policy
+        allowed = policy.max_retries if counts else policy.infrastructure_retries
+        if UNLIMITED in (policy.max_retries, allowed):
+            return _WITHOUT_END
+        used_apart = self._retries_granted - self._budget_used
+        return allowed + (used_apart if counts else self._budget_used)
+
+    # ---- what users see ----------------------------------------------------------------------
+
+    def _record(
+        self,
+        outcome: TaskOutcome,
+        status: AttemptStatus,
+        diagnosis: Diagnosis | None = None,
+        decision: Decision | None = None,
+    ) -> None:
+        context = self._context()
+        task_run = context.task_run
+        flow_run_id = task_run.flow_run_id
+        row = Attempt(
+            attempt=len(self._attempts) + 1,
+            flow_run_id=str(flow_run_id or task_run.id),
+            status=status,
+            pool=outcome.pool,
+            node=outcome.node,
+            failure=None if diagnosis is None else diagnosis.failure.value,
+            rule=None if diagnosis is None else diagnosis.rule,
+            reason=None if diagnosis is None else diagnosis.reason,
+            decision=None if decision is None else decision.reason,
+            memory_mb=self._resources.memory_mb,
+            gpu_count=self._resources.gpu_count or None,
+            gpu_memory_mb=outcome.gpu_memory_mb,
+            peak_memory_mb=outcome.peak_memory_mb,
+            exit_code=outcome.exit_code,
+            started=outcome.started,
+            ended=outcome.ended,
+            never_started=outcome.started is None,
+        )
+        self._attempts.append(
+            TaskAttempt(
+                task_run_id=str(task_run.id),
+                name=task_run.name,
+                row=row,
+                error_type=None if diagnosis is None else _ERROR_TYPES[outcome.kind].value,
+            )
+        )
+        logger = get_run_logger(context)
+        if diagnosis is not None and decision is not None and outcome.kind != "raised":
+            logger.warning("Attempt %s: %s", row.attempt, decision.reason)
+        self._rows.write(self._attempts, flow_run_id, logger)
+
+
+_ERROR_TYPES = {
+    "raised": ErrorType.TASK_EXECUTION_EXCEPTION,
+    "died": ErrorType.WORKER_DIED,
+    "unportable": ErrorType.TASK_NOT_PORTABLE,
+    "timed_out": ErrorType.TASK_TIMED_OUT,
+    "refused": ErrorType.NO_PLACE,
+}
+
+
+def _no_remote(pool: str) -> str:
+    return (
+        f"Pool {pool} could run it, but this runner does not move tasks to other pools;"
+        " run the flow itself on that pool, or ask for less"
+    )

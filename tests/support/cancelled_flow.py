@@ -1,0 +1,29 @@
+"""A flow in a process of its own, to be cancelled: `python -m tests.support.cancelled_flow`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from prefect import flow
+
+from prefect_heteroflow import HeteroTaskRunner
+from tests.support import runner_tasks
+
+
+def main(folder: str, body: str, grace_seconds: float) -> None:
+    runner = HeteroTaskRunner(max_workers=1, cancel_grace_seconds=grace_seconds)
+
+    @flow(task_runner=runner, name="cancelled")
+    def cancelled() -> None:
+        running = getattr(runner_tasks, body).submit(folder)
+        runner_tasks.wait_for_file(Path(folder, "started"))
+        waiting = runner_tasks.wait_forever.submit(folder, "second")
+        running.wait()
+        waiting.wait()
+
+    cancelled()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

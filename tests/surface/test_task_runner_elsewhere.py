@@ -1,0 +1,123 @@
+"""Tasks that need more than their flow's node has: their bodies run on another pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentTaskRunId
+
+from prefect_heteroflow import HeteroTaskError, HeteroTaskRunner, WorkerDiedError, requires
+from tests.support import runner_tasks
+from tests.support.prefect_server import PrefectServer
+from tests.support.runner_bed import flows_run_here, task_runs_of
+from tests.support.workers import Api, Worker
+
+PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
+LARGE = "runner-large"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def large_node(
+    server: PrefectServer, api: Api, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worker]:
+    """A node of another pool with more memory and a larger GPU."""
+    api.create_pool(LARGE, "heteroflow-process")
+    root = tmp_path_factory.mktemp("large")
+    with Worker(
+        server, root, pool=LARGE, node="node-large", memory_mb=8192, gpus="81920"
+    ) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def home(server: PrefectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Flows run in this process, on a node with 3 GB and a GPU of 8 GB."""
+    for name, value in (
+        ("RETRY_DELAY", "0"),
+        ("RETRY_JITTER", "0"),
+        ("NODE_MEMORY_MB", "3000"),
+        ("NODE_GPUS", "8192"),
+    ):
+        monkeypatch.setenv(f"{PREFIX}{name}", value)
+    with flows_run_here(server):
+        yield
+
+
+def run_one(task: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+    """The state of the one task of a flow, and the flow run's id."""
+
+    def body() -> Any:
+        from prefect.runtime import flow_run
+
+        future = task.submit(*arguments)
+        future.wait()
+        return future.state, flow_run.id
+
+    state, flow_run_id = flow(task_runner=HeteroTaskRunner(**options))(body)()
+    return state, flow_run_id
+
+
+def subflows_of(task_run_id: Any) -> list[Any]:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                parent_task_run_id=FlowRunFilterParentTaskRunId(any_=[task_run_id])
+            )
+        )
+
+
+def test_task_that_requires_more_memory_runs_on_the_pool_that_has_it() -> None:
+    task = requires(memory_mb=4096)(runner_tasks.attempt_seen)
+    state, flow_run_id = run_one(task)
+    seen = state.result()
+    assert (seen.node, seen.memory_mb, seen.attempt) == ("node-large", 4096, 1)
+    (task_run,) = task_runs_of(flow_run_id, count=1)
+    assert seen.task_id == str(task_run.id)
+
+
+def test_attempt_elsewhere_is_a_subflow_of_its_task_run() -> None:
+    state, flow_run_id = run_one(requires(memory_mb=4096)(runner_tasks.square), 7)
+    assert state.result() == 49
+    (task_run,) = task_runs_of(flow_run_id, count=1)
+    (subflow,) = subflows_of(task_run.id)
+    assert subflow.work_pool_name == LARGE
+    assert subflow.state.name == "Completed"
+
+
+def test_gpu_oom_moves_the_next_attempt_to_the_larger_gpu(api: Api) -> None:
+    """The body raises what PyTorch raises on a GPU of 8 GB, and sees 80 GB in attempt 2."""
+    state, flow_run_id = run_one(runner_tasks.need_gpu_mb, 40000)
+    assert state.result() == ("node-large", 2)
+    (task_run,) = task_runs_of(flow_run_id, count=1)
+    rows = api.rows(str(task_run.id))
+    assert [(row["failure"], row["pool"]) for row in rows] == [
+        ("GpuOutOfMemory", "local"),
+        (None, LARGE),
+    ]
+
+
+def test_exception_of_a_body_elsewhere_arrives_as_its_own_type() -> None:
+    state, _ = run_one(requires(memory_mb=4096)(runner_tasks.fail_with_value_error), "no such day")
+    with pytest.raises(ValueError, match="no such day") as caught:
+        state.result()
+    assert isinstance(caught.value, HeteroTaskError)
+    assert caught.value.node == "node-large"
+
+
+def test_body_that_is_killed_elsewhere_is_diagnosed_by_the_worker_there() -> None:
+    task = requires(memory_mb=4096)(runner_tasks.end_by_signal)
+    state, _ = run_one(task, 11, max_retries=0)
+    with pytest.raises(WorkerDiedError) as caught:
+        state.result()
+    assert caught.value.diagnosis is not None
+    assert caught.value.diagnosis.failure.value == "ProcessCrashed"
+
+
+def test_nothing_of_the_call_stays_in_the_storage(server: PrefectServer) -> None:
+    run_one(requires(memory_mb=4096)(runner_tasks.square), 3)
+    assert list(Path(server.root, "results").rglob("heteroflow-*")) == []
