@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -121,6 +122,8 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._said_limit_kind = False
+        # A child ends with the thread that has started it: one that ends with this process.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="heteroflow-start")
 
     async def probe_node(self) -> Node:
         """Memory and GPUs of this node, as the kernel and NVML know them."""
@@ -249,7 +252,8 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             env["CUDA_VISIBLE_DEVICES"] = self._visible_devices(plan)
         limit = create_memory_limit(str(plan.flow_run.id), plan.resources.memory_mb)
         try:
-            process = subprocess.Popen(
+            process = self._starter.submit(
+                subprocess.Popen,
                 limit.wrap(shlex.split(configuration.command or "")),
                 cwd=configuration.working_dir or working_folder,
                 env=env,
@@ -257,7 +261,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )
+            ).result()
         except BaseException:
             limit.close()
             for left in filter(None, (folder, working_folder)):

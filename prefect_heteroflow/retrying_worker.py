@@ -294,8 +294,9 @@ class RetryingWorker(_Base):
         self._runs_task_group.start_soon(self._label_quietly, flow_run_id)
 
     async def _label_quietly(self, flow_run_id: UUID) -> None:
+        give = super()._give_worker_labels_to_flow_run
         try:
-            await super()._give_worker_labels_to_flow_run(flow_run_id)
+            await insist(partial(give, flow_run_id), self._logger, "the name of the run's worker")
         except Exception as error:
             self._logger.debug("Run %s keeps its labels: %s", flow_run_id, error)
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _PAGE = 200
+_LOOKS = 2
+_LOOKS_WITHOUT_LABELS = 8
 _SAID_BY_FLOWS = [StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED]
 _ENDED_LATELY = timedelta(days=3)
 """Longer than a worker is usually away."""
@@ -45,8 +47,8 @@ class Orphans:
 
     def __init__(self, worker: RetryingWorker) -> None:
         self._worker = worker
-        self._seen: dict[UUID, UUID] | None = None
-        """Runs that nobody looked after at the last look, and the state that each had then."""
+        self._seen: dict[UUID, tuple[UUID, int]] | None = None
+        """Runs that nobody looked after at the last look: the state, and at how many looks."""
 
     async def look(self) -> None:
         """Settle each run of this pool that this node was running and of which nothing is left.
@@ -60,10 +62,11 @@ class Orphans:
         for run in await self._runs():
             if worker.is_busy_with(run.id) or run.state is None:
                 continue
-            now[run.id] = run.state.id
-            stood_still = before is not None and before.get(run.id) == run.state.id
+            state_id, looks = (before or {}).get(run.id, (None, 0))
+            looks = looks + 1 if state_id == run.state.id else 1
+            now[run.id] = (run.state.id, looks)
             try:
-                await self._look_at(run, is_first=before is None, stood_still=stood_still)
+                await self._look_at(run, is_first=before is None, looks=looks)
             except httpx.HTTPError:
                 raise  # the API is away: all of them again, later
             except Exception as error:
@@ -109,17 +112,15 @@ class Orphans:
             limit=_PAGE,
         )
 
-    async def _look_at(self, run: FlowRun, *, is_first: bool, stood_still: bool) -> None:
-        if not is_first and not stood_still:
+    async def _look_at(self, run: FlowRun, *, is_first: bool, looks: int) -> None:
+        if not is_first and looks < _LOOKS:
             return
         worker = self._worker
         task_id = transitions.task_id_of(run)
         left = how_left(run, await read_attempts(worker.client, task_id))
-        if (
-            left is None
-            or not (stood_still or left.node is not None)
-            or not self._is_own(left, run)
-        ):
+        if left is None or (left.node is None and looks < _LOOKS):
+            return
+        if not await self._is_own(left, run, looks):
             return
         if left.what is Left.ATTEMPT:
             await worker.settle_lost(run, of_node(left, worker.node.name))
@@ -129,10 +130,18 @@ class Orphans:
             message = "The worker ended before the attempt was started."
             await schedule_again(worker, run, message, planned_in(left.history))
 
-    def _is_own(self, left: LeftBehind, run: FlowRun) -> bool:
+    async def _is_own(self, left: LeftBehind, run: FlowRun, looks: int) -> bool:
+        worker = self._worker
         if left.node is not None:
-            return left.node == self._worker.node.name
-        return run.labels.get("prefect.worker.name") == self._worker.name
+            return left.node == worker.node.name
+        taker = run.labels.get("prefect.worker.name")
+        if taker is not None:
+            return bool(taker == worker.name)
+        # Killed before it could store its labels. A live worker stores them sooner than this.
+        nodes = (await worker.read_cluster()).nodes
+        pool, name = worker.node.pool, worker.node.name
+        alone = not any(node.pool == pool and node.live and node.name != name for node in nodes)
+        return alone or looks >= _LOOKS_WITHOUT_LABELS
 
 
 async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> None:

@@ -28,8 +28,11 @@ class MemoryLimitUnavailable(Exception):
 
 
 def launcher_command(options: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The command that starts `command` through `launch.py`."""
-    return [*_LAUNCHER, *options, "--", *command]
+    """The command that starts `command` through `launch.py`.
+
+    It ends with the thread that starts it: take one that lives as long as this process.
+    """
+    return [*_LAUNCHER, "--parent", str(os.getpid()), *options, "--", *command]
 
 
 def parse_cgroup_paths(self_cgroup: str) -> dict[str, str]:

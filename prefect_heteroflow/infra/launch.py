@@ -7,6 +7,7 @@ A script of the standard library only, started by its path (`python -I -S launch
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 CANNOT_JOIN = 126
@@ -14,7 +15,8 @@ CANNOT_START = 127
 OOM_SCORE_ADJ = "500"
 """When the whole node runs out of memory, the kernel is to take an attempt, not the worker."""
 
-USAGE = "usage: launch.py [--cgroup DIR] [--env NAME=VALUE] -- COMMAND..."
+USAGE = "usage: launch.py [--parent PID] [--cgroup DIR] [--env NAME=VALUE] -- COMMAND..."
+_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -37,6 +39,10 @@ def main(arguments: list[str]) -> int:
                 _write(os.path.join(value, "cgroup.procs"), "0")
             except OSError as error:
                 return _refuse(f"cannot join the cgroup {value}: {error}", CANNOT_JOIN)
+        elif option == "--parent" and value.isdigit():
+            _die_with_parent()
+            if os.getppid() != int(value):
+                return _refuse("the worker has ended meanwhile", CANNOT_START)
         elif option == "--env" and "=" in value:
             name, _, content = value.partition("=")
             os.environ[name] = content
@@ -47,6 +53,18 @@ def main(arguments: list[str]) -> int:
         os.execvp(command[0], command)
     except OSError as error:
         return _refuse(f"cannot start {command[0]}: {error}", CANNOT_START)
+
+
+def _die_with_parent() -> None:
+    """SIGKILL when the thread that started this process ends, as it does with its worker.
+
+    Without its worker an attempt writes into a broken pipe, and runs beside the one that follows.
+    """
+    import ctypes
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _be_taken_first() -> None:

@@ -126,3 +126,23 @@ def test_one_container_that_cannot_be_taken_over_does_not_keep_the_others(
     gate.touch()
     assert api.wait_end(second).name == "Completed"
     assert api.wait_end(first).is_final
+
+
+def test_run_cancelled_while_its_worker_was_away_takes_its_container_along(
+    api: Api, worker: Worker, engine: DockerEngine, plain_image: str, tmp_path: Path
+) -> None:
+    run = submit(api, f"sh -c 'echo x >> {tmp_path}/runs; sleep 600'", plain_image, tmp_path)
+    wait_until((tmp_path / "runs").exists, what="start of the job")
+    wait_until(lambda: api.rows(run), what="row of attempt 1")
+    worker.kill()
+    api.cancel(run)
+    worker.start()
+    assert api.wait_end(run).name == "Cancelled"
+    label = {"label": f"io.prefect-heteroflow.flow-run-id={run}"}
+    client = engine.client()
+    wait_until(
+        lambda: not client.containers.list(all=True, filters=label),
+        what="removal of the container",
+        timeout_seconds=60,
+    )
+    assert [row["status"] for row in api.rows(run)] == ["cancelled"]
