@@ -372,4 +372,4 @@ def test_task_run_that_died_with_its_attempt_does_not_stay_running(
         body = {"flow_runs": {"id": {"any_": [run]}}, "sort": "EXPECTED_START_TIME_ASC"}
         return sorted(it["state_name"] for it in api.post("/task_runs/filter", body))
 
-    wait_until(lambda: states() == ["Completed", "Crashed"], what=f"end of both task runs of {states()}")
+    wait_until(lambda: states() == ["Completed", "Crashed"], what="end of both task runs")
