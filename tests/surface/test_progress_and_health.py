@@ -90,4 +90,4 @@ def test_gpu_with_a_hardware_fault_is_cordoned_and_the_run_goes_elsewhere(api: A
         (None, "node-spare"),
     ]
     cordon = api.get(f"/variables/name/{cordon_variable_name('node-progress')}")
-    assert "Xid 48" in str(cordon["value"]) or "ECC" in str(cordon["value"])
+    assert "memory or link error" in cordon["value"]["gpus"]["declared-node-progress-0"]
