@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -43,6 +44,4 @@ async def last_heartbeat(client: PrefectClient, flow_run_id: UUID) -> float | No
 
 
 def _epoch(text: str) -> float:
-    from datetime import datetime
-
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
