@@ -30,6 +30,7 @@ from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.orchestration.insisting import is_passing
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
 from prefect_heteroflow.task_runner.local_attempts import pack_body
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 TASK_RUN_LABEL = "heteroflow.task-run-id"
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.25, 5.0
+_PARENT_WAIT_SECONDS = 60.0
+"""After that the run is created without its place under the task run; its label names it still."""
 _NOT_FOR_BODIES = ("command", "placement", "max_retries", "retry_strategy", "stream_output")
 
 
@@ -93,7 +96,9 @@ class OtherPools:
             "seal": seal,
         }
         try:
-            run: FlowRun = run_coro_as_sync(_create_run(call, decision, parameters))
+            run = self._create(call, decision, parameters)
+            if run is None:
+                return _outcome(pool, kind="cancelled")
             get_run_logger(call.context).info(
                 "Attempt %d runs on pool %s as flow run '%s'.", call.attempt, pool, run.name
             )
@@ -108,6 +113,25 @@ class OtherPools:
             return _outcome(pool, kind="died", text=text, evidence=evidence)
         finally:
             storage.forget(call_key, reply_key)
+
+    def _create(self, call: TaskCall, decision: Retry, given: dict[str, Any]) -> FlowRun | None:
+        """The run, told again while the API is away; `None` if it was cancelled before.
+
+        Prefect tells of task runs by events: a busy server may learn of the parent only later, and
+        refuses the run until then.
+        """
+        pause_seconds, parent_until = _FIRST_POLL_SECONDS, time.monotonic() + _PARENT_WAIT_SECONDS
+        while not self._cancelled.is_set():
+            has_parent = time.monotonic() < parent_until
+            try:
+                run: FlowRun = run_coro_as_sync(_create_run(call, decision, given, has_parent))
+                return run
+            except httpx.HTTPError as error:
+                if not is_passing(error) and not (has_parent and _is_conflict(error)):
+                    raise
+            self._cancelled.wait(pause_seconds)
+            pause_seconds = min(_LONGEST_POLL_SECONDS, 1.5 * pause_seconds)
+        return None
 
     def _wait(self, run: FlowRun, timeout_seconds: float | None) -> tuple[FlowRun, str | None]:
         """The ended run, and why we ended it, if we did."""
@@ -255,7 +279,13 @@ def _outcome(pool: str, **values: Any) -> TaskOutcome:
 # --- the API --------------------------------------------------------------------------------------
 
 
-async def _create_run(call: TaskCall, decision: Retry, parameters: dict[str, Any]) -> FlowRun:
+def _is_conflict(error: httpx.HTTPError) -> bool:
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 409
+
+
+async def _create_run(
+    call: TaskCall, decision: Retry, parameters: dict[str, Any], has_parent: bool
+) -> FlowRun:
     task_run = call.context.task_run
     async with get_client() as client:
         flow_id = await client.create_flow_from_name(FLOW_NAME)
@@ -272,7 +302,7 @@ async def _create_run(call: TaskCall, decision: Retry, parameters: dict[str, Any
             "deployment_id": str(deployment_id),
             "name": f"{task_run.name}-attempt-{call.attempt}",
             "parameters": parameters,
-            "parent_task_run_id": str(task_run.id),
+            "parent_task_run_id": str(task_run.id) if has_parent else None,
             "idempotency_key": f"{task_run.id}:{call.attempt}:{parameters['seal'][:8]}",
             "labels": {TASK_RUN_LABEL: str(task_run.id)},
             "work_pool_name": decision.place.pool,

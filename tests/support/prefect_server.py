@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
+
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
 
 from tests.support import free_port, wait_until
 
@@ -26,6 +30,24 @@ def clean_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("PREFECT_") and name != "PYTHONDONTWRITEBYTECODE"
     }
+
+
+def leave_servers() -> None:
+    """End this process's connections for events and logs: they stay with the server met first.
+
+    Raises:
+        TimeoutError: What was under way could not be sent within a minute.
+    """
+
+    def drain() -> None:  # in a thread of its own it is synchronous, wherever this is called
+        for service in (EventsWorker, APILogWorker):
+            service.drain_all(timeout=30)
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    if thread.is_alive():
+        raise TimeoutError("events and logs of this process are still being sent after 60 s")
 
 
 class PrefectServer:
@@ -148,6 +170,7 @@ class PrefectServer:
         self.start()
 
     def __enter__(self) -> PrefectServer:
+        leave_servers()
         self.start()
         return self
 
@@ -157,6 +180,7 @@ class PrefectServer:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        leave_servers()
         self.stop()
         self.kill()
 
