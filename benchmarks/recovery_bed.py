@@ -15,8 +15,8 @@ import docker
 import docker.errors
 
 from benchmarks.recovery_jobs import MOUNT, Bench
-from benchmarks.recovery_proxy import CountingProxy
 from tests.support import wait_until
+from tests.support.counting_proxy import CountingProxy
 from tests.support.docker_engine import DockerEngine
 from tests.support.images import BASE_IMAGE, PLAIN_IMAGE, ensure_image
 from tests.support.prefect_server import PrefectServer

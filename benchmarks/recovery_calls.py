@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.recovery_bed import COUNTED, Bed
 from benchmarks.recovery_jobs import job
-from benchmarks.recovery_proxy import CountingProxy, Request
+from tests.support.counting_proxy import CountingProxy, Request
 from tests.support.images import PLAIN_IMAGE
 
 KILLS = 3

@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.orchestration.transitions import SUBMITTING
 
 _OPEN = (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING)
 
@@ -39,6 +40,8 @@ class LeftBehind:
     """Whose worker it was; `None` if no row says so, and only the worker's labels can."""
     history: tuple[Attempt, ...]
     """With `Left.ATTEMPT` the last row is that attempt's."""
+    may_have_started: bool = False
+    """With `Left.SUBMISSION`: it was about to start the attempt, or had just done so."""
 
 
 def how_left(run: FlowRun, history: Sequence[Attempt]) -> LeftBehind | None:
@@ -59,8 +62,19 @@ def how_left(run: FlowRun, history: Sequence[Attempt]) -> LeftBehind | None:
         left = LeftBehind(what=Left.DECISION, node=ended.node, history=tuple(history))
         return left if decided else None
     if state.type is StateType.PENDING:
-        return LeftBehind(what=Left.SUBMISSION, node=None, history=tuple(history))
+        return LeftBehind(
+            what=Left.SUBMISSION,
+            node=None,
+            history=tuple(history),
+            may_have_started=state.name == SUBMITTING,
+        )
     return LeftBehind(what=Left.ATTEMPT, node=None, history=_with_unwritten(run, history))
+
+
+def as_attempt(left: LeftBehind, run: FlowRun) -> LeftBehind:
+    """The same, where nobody can say whether the attempt was started: it counts as one."""
+    history = _with_unwritten(run, left.history)
+    return dataclasses.replace(left, what=Left.ATTEMPT, history=history)
 
 
 def _with_unwritten(run: FlowRun, history: Sequence[Attempt]) -> tuple[Attempt, ...]:

@@ -34,7 +34,7 @@ from prefect_heteroflow.core.job_values import (
     parse_job_values,
 )
 from prefect_heteroflow.core.progress import Progress
-from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Gpu, Resources
+from prefect_heteroflow.core.resources import Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.fast_literals import fast_finder
 from prefect_heteroflow.job_configuration import RetryConfiguration
@@ -177,7 +177,8 @@ class AttemptLife:
         except JobValueError as error:
             self._logger.warning("%s The defaults decide about its end.", error)
         self._resources = dataclasses.replace(
-            self._values.resources, memory_mb=self._row.memory_mb or DEFAULT_MEMORY_MB
+            self._values.resources,
+            memory_mb=self._row.memory_mb or self._values.resources.memory_mb,
         )
         self._following = await self._settling().ended(
             AttemptEnd(lost=True, lost_because=because), None

@@ -22,7 +22,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 
-from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, how_left, of_node
+from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
 from prefect_heteroflow.attempts.orphans import go_on_after, planned_in, schedule_again
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.contact import Answer, Contact, Ended, Lost, look
@@ -180,6 +180,8 @@ class LostContact:
 
     async def _go_on_with(self, suspect: Suspect, run: FlowRun, lost: Lost) -> None:
         worker, left = self._worker, suspect.left
+        if left.may_have_started:
+            left = as_attempt(left, run)
         if left.what is Left.ATTEMPT:
             reason = f"Node {suspect.node} is away. {lost.reason}"
             await worker.settle_lost(run, of_node(left, suspect.node), because=reason)

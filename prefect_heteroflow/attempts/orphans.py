@@ -24,7 +24,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, how_left, of_node
+from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
@@ -122,6 +122,10 @@ class Orphans:
             return
         if not await self._is_own(left, run, looks):
             return
+        if left.may_have_started and not worker.containers:
+            left = as_attempt(
+                left, run
+            )  # a container would have been found again, a child never is
         if left.what is Left.ATTEMPT:
             await worker.settle_lost(run, of_node(left, worker.node.name))
         elif left.what is Left.DECISION:

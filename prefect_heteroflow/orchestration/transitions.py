@@ -17,13 +17,14 @@ import httpx
 from prefect import Task
 from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Pending, Running
+from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Running, Submitting
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
 ESCALATED = "Escalated"
 ATTEMPT_FAILED = "AttemptFailed"
+SUBMITTING = Submitting().name
 TASK_ID_LABEL = "heteroflow.task-id"
 ATTEMPT_LABEL = "heteroflow.attempt"
 
@@ -99,7 +100,7 @@ async def show_job_variables(
 
 async def propose_pending(client: PrefectClient, flow_run_id: UUID) -> bool:
     """Take a scheduled run for this worker; `False` if somebody else has it or it must wait."""
-    proposed: State[Any] = Pending()
+    proposed: State[Any] = Submitting()
     result: OrchestrationResult[Any] = await client.set_flow_run_state(flow_run_id, proposed)
     return (
         result.status.value == "ACCEPT"

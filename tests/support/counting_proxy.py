@@ -70,10 +70,21 @@ class CountingProxy:
     Args:
         port: The server's port on this machine, or
         socket_path: its Unix socket.
+        before: Called with each request that is complete and not passed on yet.
+        after: Called with each request whose answer has come and is not passed back yet.
+            What either raises of `OSError` cuts the connection instead.
     """
 
-    def __init__(self, *, port: int | None = None, socket_path: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        socket_path: str | None = None,
+        before: Callable[[Request], None] = lambda request: None,
+        after: Callable[[Request], None] = lambda request: None,
+    ) -> None:
         self.requests: list[Request] = []
+        self._before, self._after = before, after
         self._target = (port, socket_path)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -87,7 +98,6 @@ class CountingProxy:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end_connections(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -106,12 +116,16 @@ class CountingProxy:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
+        server.close()
+        self._loop.run_until_complete(self._end_connections())
+        self._loop.close()
 
     async def _end_connections(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # closed transports leave the loop in its next round
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port, path = self._target
@@ -123,13 +137,16 @@ class CountingProxy:
         except OSError:
             writer.close()
             return
-        parser = _RequestParser(self.requests)
+        parser = _RequestParser(self.requests, self._before, self._after)
         answers = asyncio.ensure_future(_pump(upstream_reader, writer, parser.answered))
-        with contextlib.suppress(OSError):
-            await _pump(reader, upstream, parser.feed)
-        await answers
-        for side in (writer, upstream):
-            side.close()
+        try:
+            with contextlib.suppress(OSError):
+                await _pump(reader, upstream, parser.feed)
+            await answers
+        finally:
+            answers.cancel()
+            for side in (writer, upstream):
+                side.close()
 
 
 async def _pump(
@@ -153,8 +170,14 @@ async def _pump(
 class _RequestParser:
     """Finds the requests in what a client sends over one connection."""
 
-    def __init__(self, found: list[Request]) -> None:
+    def __init__(
+        self,
+        found: list[Request],
+        before: Callable[[Request], None],
+        after: Callable[[Request], None],
+    ) -> None:
         self._found = found
+        self._before, self._after = before, after
         self._head = b""
         self._body_left = 0
         self._raw = False
@@ -168,6 +191,8 @@ class _RequestParser:
                 self._body_left -= len(taken)
                 if self._last is not None and len(self._last.body) < _LARGEST_KEPT_BODY:
                     self._last.body += taken
+                if not self._body_left and self._last is not None:
+                    self._before(self._last)
                 continue
             self._head += data
             head, end, data = self._head.partition(b"\r\n\r\n")
@@ -185,6 +210,7 @@ class _RequestParser:
         words = data[:64].split(maxsplit=2)
         if len(words) > 1 and words[1].isdigit():
             last.status = int(words[1])
+        self._after(last)
 
     def _begin(self, head: bytes) -> None:
         line, *fields = head.decode("latin-1").split("\r\n")
@@ -197,3 +223,5 @@ class _RequestParser:
         self._found.append(self._last)
         self._body_left = int(headers.get("content-length", 0))
         self._raw = "upgrade" in headers or "chunked" in headers.get("transfer-encoding", "")
+        if not self._body_left and not self._raw:
+            self._before(self._last)
