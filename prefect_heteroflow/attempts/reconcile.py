@@ -67,15 +67,15 @@ async def _go_on_with_escalated(worker: RetryingWorker) -> None:
             continue
         run = newest.get(str(front.id))
         if run is None:
-            await _create_planned(worker, front)
+            await create_planned(worker, front)
         elif run.state is not None and run.state.is_final() and _settled_for_a_while(run):
-            if await _create_planned(worker, front, newest=_number(run)):
+            if await create_planned(worker, front, newest=_number(run)):
                 continue
             if run.state.name != transitions.ATTEMPT_FAILED:
                 await transitions.take_over(worker.client, front.id, run.state)
 
 
-async def _create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int = 0) -> bool:
+async def create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int = 0) -> bool:
     """Create the attempt run whose row was written before its worker died.
 
     Args:

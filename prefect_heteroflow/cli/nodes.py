@@ -151,17 +151,12 @@ def read_settings() -> HeteroflowSettings:
     """
     from pydantic import ValidationError
 
-    from prefect_heteroflow.settings import HeteroflowSettings
+    from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 
     try:
         return HeteroflowSettings()
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise CommandError(
-            f"The setting {name} of heteroflow is {first.get('input')!r}: {first['msg']}.",
-            exit_code=EXIT_REFUSED,
-        ) from error
+        raise CommandError(settings_problem(error), exit_code=EXIT_REFUSED) from error
 
 
 def nodes_parts(records: Sequence[NodeRecord], *, now: datetime) -> list[RenderableType]:

@@ -194,4 +194,4 @@ def test_setting_out_of_its_range_is_refused_by_name(
     monkeypatch.setenv(f"PREFECT_INTEGRATIONS_HETEROFLOW_{name}", value)
     answer = run_command("reset", key)
     assert answer.exit_code == 2
-    assert f"The setting {name.lower()} of heteroflow is {value!r}: " in answer.stderr
+    assert f"PREFECT_INTEGRATIONS_HETEROFLOW_{name} is {value!r}: " in answer.stderr

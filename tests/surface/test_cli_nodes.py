@@ -228,10 +228,11 @@ def test_unreadable_setting_is_one_line(
     api: PrefectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The setting is named."""
-    monkeypatch.setenv("PREFECT_INTEGRATIONS_HETEROFLOW_NODE_LIVENESS_SECONDS", "soon")
+    name = "PREFECT_INTEGRATIONS_HETEROFLOW_NODE_LIVENESS_SECONDS"
+    monkeypatch.setenv(name, "soon")
     result = run_command("nodes")
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: The setting node_liveness_seconds of heteroflow is ")
+    assert result.stderr.startswith(f"Error: {name} is 'soon': ")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -8,18 +8,21 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
 
-from prefect_heteroflow.attempts.left_behind import Left, how_left, of_node
+from prefect_heteroflow.attempts.left_behind import Left, as_attempt, how_left, of_node
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 
 RUN, OTHER_RUN = uuid4(), uuid4()
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def run(state: StateType, *, after: float) -> FlowRun:
+def run(state: StateType, *, after: float, name: str | None = None) -> FlowRun:
     """In a state that was set so many seconds after the first attempt had ended."""
     timestamp = NOW + timedelta(seconds=after)
     return FlowRun(
-        id=RUN, flow_id=uuid4(), state=State(type=state, timestamp=timestamp), work_pool_name="pool"
+        id=RUN,
+        flow_id=uuid4(),
+        state=State(type=state, timestamp=timestamp, name=name),
+        work_pool_name="pool",
     )
 
 
@@ -57,6 +60,23 @@ def test_last_step_of_the_worker_is_told_by_row_and_state(name: str) -> None:
     left = how_left(run(state, after=after), history)
     assert left is not None
     assert (left.what, left.node) == (what, node)
+
+
+@pytest.mark.parametrize(("name", "may_have"), [("Pending", False), ("Submitting", True)])
+def test_only_a_run_that_was_being_submitted_may_have_started(name: str, may_have: bool) -> None:
+    left = how_left(run(StateType.PENDING, after=5, name=name), [FAILED, PLANNED])
+    assert left is not None
+    assert (left.what, left.may_have_started) == (Left.SUBMISSION, may_have)
+
+
+def test_attempt_that_may_have_started_takes_the_place_of_the_planned_one() -> None:
+    submitting = run(StateType.PENDING, after=5, name="Submitting")
+    left = how_left(submitting, [FAILED, PLANNED])
+    assert left is not None
+    counted = as_attempt(left, submitting)
+    assert counted.what is Left.ATTEMPT
+    assert [row.status for row in counted.history] == [AttemptStatus.FAILED, AttemptStatus.RUNNING]
+    assert (counted.history[-1].attempt, counted.history[-1].memory_mb) == (2, 256)
 
 
 @pytest.mark.parametrize(
