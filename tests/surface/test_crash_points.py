@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -181,34 +182,39 @@ def processes_of(run: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def large_node(
+def other_nodes(
     server: PrefectServer, api: Api, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Where the others' runs go: the smallest in memory, and the largest in GPU memory."""
-    api.create_pool("crash-large", "heteroflow-process")
-    root = tmp_path_factory.mktemp("crash-large")
-    with Worker(server, root, pool="crash-large", node="crash-large", memory_mb=256, gpus="81920"):
+    """Where runs go that leave their node: never to that of another case, which ends with it."""
+    with ExitStack() as stack:
+        for name, gpus in (("crash-spare", "none"), ("crash-large", "81920")):
+            api.create_pool(name, "heteroflow-process")
+            root = tmp_path_factory.mktemp(name)
+            node = Worker(server, root, pool=name, node=name, memory_mb=256, gpus=gpus)
+            stack.enter_context(node)
         yield
 
 
 @pytest.fixture(scope="module")
-def outcomes(
+def playing(
     server: PrefectServer,
     api: Api,
-    large_node: None,
+    other_nodes: None,
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Outcome]:
+) -> Iterator[dict[str, Future[Outcome]]]:
     """All cases, a few at a time: most of their time is the start of workers."""
     root = tmp_path_factory.mktemp("crash-points")
     with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
-        found = threads.map(lambda case: play(case, server, api, root / case.id), CASES)
-        return {case.id: outcome for case, outcome in zip(CASES, found, strict=True)}
+        yield {case.id: threads.submit(play, case, server, api, root / case.id) for case in CASES}
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.id)
-def played(request: pytest.FixtureRequest, outcomes: dict[str, Outcome]) -> tuple[Case, Outcome]:
+def played(
+    request: pytest.FixtureRequest, playing: dict[str, Future[Outcome]]
+) -> tuple[Case, Outcome]:
+    """A case and what became of its run."""
     case: Case = request.param
-    outcome = outcomes[case.id]
+    outcome = playing[case.id].result()
     print(outcome)
     assert outcome.was_killed, f"the worker never sent {case.step} no. {case.nth}"
     return case, outcome
