@@ -12,6 +12,7 @@ import docker.errors
 import requests.exceptions
 
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptHandle
+from prefect_heteroflow.console import echo
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container_engine import is_away
 
@@ -127,16 +128,14 @@ class ContainerWatch:
     def _stream(self, container: Container) -> bytes:
         """The end of what was streamed."""
         handle = self._handle
-        prints = getattr(handle.plan.configuration, "stream_output", True)
-
         printed_last = b""
 
         def on_output(chunk: bytes, *, is_old: bool = False) -> None:
             nonlocal printed_last
             printed_last = (printed_last + chunk)[-containers.TAIL_BYTES :]
             handle.plan.on_output(chunk, is_old=is_old)
-            if prints and not is_old:
-                print(chunk.decode(errors="replace"), end="", flush=True)
+            if handle.plan.is_echoed and not is_old:
+                echo(chunk)
 
         try:
             since = self._streamed_until

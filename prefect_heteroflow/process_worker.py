@@ -45,6 +45,7 @@ from prefect_heteroflow.attempts.backend import (
     AttemptNotStarted,
     AttemptPlan,
 )
+from prefect_heteroflow.console import echo
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.progress import Progress
@@ -174,6 +175,10 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             self._logger.info("Memory limits are kept by %s%s.", child.limit.kind, notes)
         return AttemptHandle(identifier=str(child.process.pid), plan=plan, inner=child)
 
+    def give_up_start(self, plan: AttemptPlan) -> bool:
+        """Never: a child starts at once, and is then ended as one that runs."""
+        return False
+
     async def wait_attempt(self, handle: AttemptHandle) -> AttemptEnd:
         """Stream the output until the main process has ended; end whatever it left behind."""
         return await self._in_thread(functools.partial(self._wait, handle))
@@ -300,7 +305,6 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         )
 
     def _read(self, pipe: IO[bytes], handle: AttemptHandle) -> None:
-        prints = getattr(handle.plan.configuration, "stream_output", True)
         descriptor = pipe.fileno()
         while True:
             try:
@@ -309,10 +313,13 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 return
             if not chunk:
                 return
-            handle.plan.on_output(chunk)
-            if prints:
-                sys.stdout.write(chunk.decode(errors="replace"))
-                sys.stdout.flush()
+            try:
+                handle.plan.on_output(chunk)
+            except Exception:
+                # Nobody else empties the pipe: without a reader the child would stand still.
+                self._logger.exception("Output of attempt %d was not read.", handle.plan.attempt)
+            if handle.plan.is_echoed:
+                echo(chunk)
 
 
 def _api_url() -> str:

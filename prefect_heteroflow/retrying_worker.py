@@ -31,6 +31,7 @@ from prefect_heteroflow.attempts.life import AttemptLife
 from prefect_heteroflow.attempts.orphans import schedule_again
 from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.upkeep import Upkeep
+from prefect_heteroflow.attempts.worker_errors import close_after_error, text_of
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS
@@ -188,15 +189,18 @@ class RetryingWorker(_Base):
                 await self._give_back(self._lives[flow_run.id], error)
                 return self.attempt_result("")
             # Core would only log it, and the run would stay `Running` for ever.
-            await self._propose_crashed_state(
-                flow_run,
-                f"The worker failed while it looked after attempt"
-                f" {self._lives[flow_run.id].attempt}: {type(error).__name__}: {error}",
-            )
+            await self._crash(self._lives[flow_run.id], error)
             raise
         finally:
             self._forget(flow_run.id)
         return self.attempt_result(identifier)
+
+    async def _crash(self, life: AttemptLife, error: Exception) -> None:
+        message = (
+            f"The worker failed while it looked after attempt {life.attempt}: {text_of(error)}"
+        )
+        await close_after_error(self, life, message)
+        await self._propose_crashed_state(life.flow_run, message)
 
     async def _go_on_after(self, life: AttemptLife) -> None:
         """Run the attempts that follow here at once, one after the other."""
@@ -524,8 +528,6 @@ class RetryingWorker(_Base):
                 await self._give_back(self._lives[flow_run.id], error)
                 return
             self._logger.exception("Run %s could not go on.", flow_run.id)
-            await self._propose_crashed_state(
-                flow_run, f"The worker failed while it went on: {type(error).__name__}: {error}"
-            )
+            await self._crash(self._lives[flow_run.id], error)
         finally:
             self._forget(flow_run.id)

@@ -94,7 +94,8 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._docker = ContainerEngine(self._engine)
-        self._plans: dict[str, AttemptPlan] = {}
+        self._plans: dict[_AttemptName, AttemptPlan] = {}
+        self._creating: set[_AttemptName] = set()
         self._plans_lock = threading.Lock()
 
     # ---- the node -------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         apply_plan(configuration, plan, node_name=self.node.name)
         key = str(plan.flow_run.id)
         with self._plans_lock:
-            self._plans[key] = plan
+            self._plans[_name_of(plan)] = plan
         try:
             container, _ = await self._in_thread(
                 functools.partial(self._create_and_start_container, configuration)
@@ -179,11 +180,20 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             raise
         finally:
             with self._plans_lock:
-                self._plans.pop(key, None)
+                self._plans.pop(_name_of(plan), None)
+                self._creating.discard(_name_of(plan))
         identifier = await self._when_engine_answers(
             functools.partial(self._get_infrastructure_pid, container_id=str(container.id))
         )
         return AttemptHandle(identifier=identifier, plan=plan, inner=container.id)
+
+    def give_up_start(self, plan: AttemptPlan) -> bool:
+        """Possible until its container is created, so while its image is pulled."""
+        with self._plans_lock:
+            if _name_of(plan) in self._creating:
+                return False
+            self._plans.pop(_name_of(plan), None)
+            return True
 
     async def wait_attempt(self, handle: AttemptHandle) -> AttemptEnd:
         """Stream the output; the final state is read from the engine, not from `wait()`."""
@@ -330,10 +340,15 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     def _create_container(self, docker_client: DockerClient, **kwargs: Any) -> Container:
         # prefect-docker has no hook between create and start, where the engine entry goes in.
         # Pinned by tests/surface/test_core_hooks.py.
-        container = super()._create_container(docker_client, **kwargs)
+        labels = kwargs.get("labels", {})
+        name = (labels.get(RUN_LABEL, ""), labels.get(ATTEMPT_LABEL, ""))
         with self._plans_lock:
-            plan = self._plans.get(kwargs.get("labels", {}).get(RUN_LABEL, ""))
-        if plan is None or plan.context_json is None:
+            plan = self._plans.get(name)
+            if plan is None:
+                raise RuntimeError("The run was cancelled before its container was created.")
+            self._creating.add(name)
+        container = super()._create_container(docker_client, **kwargs)
+        if plan.context_json is None:
             return container
         try:
             container.put_archive("/", containers.entry_archive(plan.context_json))
@@ -364,6 +379,14 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             self._docker.remove_all({RUN_LABEL: flow_run_id}, status="created")
         except (RuntimeError, docker.errors.APIError, requests.RequestException) as error:
             self._logger.warning("An unstarted container may be left: %s", error)
+
+
+_AttemptName = tuple[str, str]
+"""Run and number, as the container's labels have them."""
+
+
+def _name_of(plan: AttemptPlan) -> _AttemptName:
+    return str(plan.flow_run.id), str(plan.attempt)
 
 
 def _ignore_output(chunk: bytes, *, is_old: bool = False) -> None:

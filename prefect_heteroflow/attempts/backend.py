@@ -36,6 +36,12 @@ class AttemptPlan:
     on_output: OnOutput
     """Called from a thread with each chunk of the attempt's output, as it comes."""
 
+    @property
+    def is_echoed(self) -> bool:
+        """Whether the worker's console shows the output; a plain job's is there as records."""
+        wished = getattr(self.configuration, "stream_output", True)
+        return bool(wished) and not self.configuration.is_plain_job
+
 
 @dataclass(slots=True, kw_only=True)
 class AttemptHandle:
@@ -99,6 +105,9 @@ class AttemptBackend(Protocol):
         Raises:
             AttemptNotStarted: It never ran.
         """
+
+    def give_up_start(self, plan: AttemptPlan) -> bool:
+        """Whether `start_attempt` can be broken off: from then on it starts nothing any more."""
 
     async def wait_attempt(self, handle: AttemptHandle) -> AttemptEnd:
         """Stream its output and return when its main process has ended."""

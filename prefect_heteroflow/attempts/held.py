@@ -32,11 +32,17 @@ _REFUSED = "Cancelled by a user while it waited for approval; nothing is retried
 
 
 async def release_held(
-    client: PrefectClient, *, policy: BreakerPolicy, now: datetime
+    client: PrefectClient, *, policy: BreakerPolicy, now: datetime, pool: str | None = None
 ) -> list[FlowRun]:
     """Let held runs go on whose breakers have closed, and one as the trial of each that is due.
 
     Every worker calls this now and then; several at once do it once.
+
+    Args:
+        client: Of the server.
+        policy: When a breaker lets runs through.
+        now: The time.
+        pool: Only runs of this pool. A worker whose breakers are off must not decide for others.
 
     Returns:
         The runs that go on.
@@ -46,6 +52,8 @@ async def release_held(
         httpx.HTTPError: The API failed.
     """
     held = await approval.read_held(client)
+    if pool is not None:
+        held = [run for run in held if run.work_pool_name == pool]
     if not held:
         return []
     known = {record.key: record.breaker for record in await read_breakers(client)}

@@ -26,6 +26,7 @@ from prefect_heteroflow.attempts.orphans import go_on_after
 from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
 from prefect_heteroflow.attempts.settling import AttemptSettling
 from prefect_heteroflow.attempts.standing import read_standing
+from prefect_heteroflow.attempts.starting import start_unless_cancelled
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import (
@@ -163,6 +164,11 @@ class AttemptLife:
         """Number of the attempt, 1 for the first."""
         return self._row.attempt
 
+    @property
+    def row(self) -> Attempt:
+        """What is to be written down about the attempt so far."""
+        return self._row
+
     async def settle_lost(self, history: tuple[Attempt, ...], because: str | None) -> None:
         """Decide about an attempt whose process is gone and whose end nobody saw.
 
@@ -268,9 +274,12 @@ class AttemptLife:
     async def _start(self) -> AttemptHandle | None:
         """`None` if it could not be started, and that was settled."""
         try:
-            handle = await self._worker.start_attempt(self._planned())
+            handle = await start_unless_cancelled(self._worker, self._planned(), self._cancelled)
         except AttemptNotStarted as error:
             self._following = await self._settling().not_started(error)
+            return None
+        if handle is None:
+            await self._settling().ending().cancelled()
             return None
         self.handle = handle
         if self._cancelled.is_set():

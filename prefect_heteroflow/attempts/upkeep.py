@@ -21,6 +21,7 @@ from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.attempts.stranded import Stranded
+from prefect_heteroflow.core.breaker import UNLIMITED
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -97,8 +98,9 @@ class Upkeep:
     async def _see_to_held(self) -> None:
         """Runs that wait for approval: released when their breaker lets them, closed if refused."""
         client, policy = self._worker.client, self._worker.heteroflow_settings.breaker_policy
+        pool = self._worker.node.pool if policy.max_restarts == UNLIMITED else None
         try:
-            await release_held(client, policy=policy, now=utc_now())
+            await release_held(client, policy=policy, now=utc_now(), pool=pool)
             await close_refused(client, now=utc_now())
         except BreakerBusy as error:
             self._logger.debug("%s", error)

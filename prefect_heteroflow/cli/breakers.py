@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,6 +121,8 @@ async def _reset(key: str) -> list[FlowRun]:
 
     now = utc_now()
     policy = read_settings().breaker_policy
+    if policy.max_restarts == breaker.UNLIMITED:  # off here; the other breakers stay as they are
+        policy = dataclasses.replace(policy, max_restarts=breaker.MAX_RESTARTS)
     closed = breaker.reset("Reset by a person.")
     async with api_client() as client:
         known = [record.key for record in await read_breakers(client)]

@@ -41,6 +41,8 @@ _LEFT_OUT = {
     "__pycache__",
 }
 _LARGEST_REPORT = 4 * 1024 * 1024
+_NO_REGULAR_FILE = 0x8F280000
+"""Bits of Go's `fs.ModeType`: folder, link, device, pipe, socket and whatever else is no file."""
 _LATE_EVENT_SECONDS = 1
 _TAIL_LINES = 200
 TAIL_BYTES = 16 * 1024
@@ -96,8 +98,9 @@ def read_file(container: Container, path: str) -> str | None:
         chunks, stat = container.get_archive(path)
     except docker.errors.NotFound:
         return None
-    if (stat or {}).get("size", 0) > _LARGEST_REPORT:
-        return None
+    known = stat or {}
+    if known.get("mode", 0) & _NO_REGULAR_FILE or known.get("size", 0) > _LARGEST_REPORT:
+        return None  # a folder would come with all that is in it
     data = b"".join(chunks)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for member in archive.getmembers():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from prefect_heteroflow.docker_job import RUN_LABEL
+from tests.support import wait_until
 from tests.support.docker_engine import DockerEngine
 from tests.support.images import PLAIN_IMAGE
 from tests.support.registry import FlakyProxy, Registry
@@ -66,3 +69,33 @@ def test_registry_that_answers_503_is_tried_again_until_it_works(
     rows = api.rows(run)
     assert [r["failure"] for r in rows] == ["TransientError", None]
     assert rows[0]["never_started"]
+
+
+def test_cancel_while_the_image_is_pulled_ends_at_once_and_starts_nothing(
+    api: Api, worker: Worker, engine: DockerEngine, registry: Registry
+) -> None:
+    """The pull itself cannot be taken back: it goes on, and comes to nothing."""
+    registry.push(engine.client(), PLAIN_IMAGE, "slow:1")
+    with FlakyProxy(registry.address) as proxy:
+        proxy.hold()
+        run = submit(api, f"{proxy.address}/slow:1")
+        wait_until(proxy.held.is_set, what="a request of the pull", timeout_seconds=60)
+        api.cancel(run)
+        assert api.wait_end(run, timeout_seconds=30).name == "Cancelled"
+        proxy.release()
+        image = f"{proxy.address}/slow:1"
+        wait_until(lambda: image in tags(engine), what="end of the pull", timeout_seconds=60)
+        # The next run starts after whatever the first one could still have started.
+        after = submit(api, image)
+        assert api.wait_end(after).name == "Completed"
+    assert [row["status"] for row in api.rows(run)] == ["cancelled"]
+    ran = engine.client().events(
+        since=0, until=int(time.time()), decode=True, filters={"event": "create"}
+    )
+    runs = [event["Actor"]["Attributes"].get(RUN_LABEL) for event in ran]
+    assert after in runs
+    assert run not in runs
+
+
+def tags(engine: DockerEngine) -> list[str]:
+    return [tag for image in engine.client().images.list() for tag in image.tags]

@@ -86,6 +86,7 @@ class CountingProxy:
         self.requests: list[Request] = []
         self._before, self._after = before, after
         self._target = (port, socket_path)
+        self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="counting-proxy")
@@ -121,11 +122,15 @@ class CountingProxy:
         self._loop.close()
 
     async def _end_connections(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # closed transports leave the loop in its next round
+        """Until nothing is left: a connection may come in while others are being ended."""
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)  # aborted transports leave the loop in its next rounds
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port, path = self._target
@@ -134,15 +139,17 @@ class CountingProxy:
                 upstream_reader, upstream = await asyncio.open_unix_connection(path)
             else:
                 upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.close()
             return
+        self._writers |= {writer, upstream}
         parser = _RequestParser(self.requests, self._before, self._after)
         answers = asyncio.ensure_future(_pump(upstream_reader, writer, parser.answered))
         try:
-            with contextlib.suppress(OSError):
+            # A cancelled task would trip asyncio's own callback of connections.
+            with contextlib.suppress(OSError, asyncio.CancelledError):
                 await _pump(reader, upstream, parser.feed)
-            await answers
+                await answers
         finally:
             answers.cancel()
             for side in (writer, upstream):

@@ -152,6 +152,10 @@ class FlakyProxy:
         self.body = body
         self.requests = 0
         self.failed = 0
+        self.held = threading.Event()
+        """Set while a request waits for `release`."""
+        self._released = threading.Event()
+        self._released.set()
         self._to_fail = 0
         self._containing = ""
         self._lock = threading.Lock()
@@ -188,8 +192,19 @@ class FlakyProxy:
             self._to_fail = count
             self._containing = containing
 
+    def hold(self) -> None:
+        """Leave every request without an answer from now on: a registry behind a slow line."""
+        self._released.clear()
+
+    def release(self) -> None:
+        """Answer those that were held, and all that come."""
+        self._released.set()
+
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         """Fail the request or pass it on."""
+        if not self._released.is_set():
+            self.held.set()
+            self._released.wait(120)
         with self._lock:
             self.requests += 1
             failing = self._to_fail > 0 and self._containing in request.path

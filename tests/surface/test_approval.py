@@ -237,6 +237,18 @@ async def test_breaker_that_closed_lets_all_of_its_runs_go_and_stays_closed(
     assert isinstance(answer, Admitted)
 
 
+async def test_worker_whose_breakers_are_off_releases_the_runs_of_its_own_pool_only(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    await opened(client, key)
+    run, _ = await held_run(api, client, deployment, key)
+    off = BreakerPolicy(max_restarts=-1)
+    elsewhere = await release_held(client, policy=off, now=utc_now(), pool="another")
+    assert run.id not in {it.id for it in elsewhere}
+    released = await release_held(client, policy=off, now=utc_now(), pool=run.work_pool_name)
+    assert run.id in {it.id for it in released}
+
+
 async def test_run_that_a_person_resumed_is_the_trial_of_its_breaker(
     api: Api, client: PrefectClient, deployment: str, key: str
 ) -> None:
