@@ -20,6 +20,7 @@ from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
+from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -44,6 +45,7 @@ class Upkeep:
         self._logger = logger
         self._lost_contact = LostContact(worker, logger)
         self._orphans = Orphans(worker)
+        self._unwanted_bodies = UnwantedBodies(worker, logger)
         self._has_adopted = False
         self._scope = anyio.CancelScope()
 
@@ -83,6 +85,7 @@ class Upkeep:
         if self._worker.is_set_up:
             await reconcile(self._worker)
             await self._lost_contact.look()
+            await self._unwanted_bodies.look()
             if self._has_adopted:
                 await self._orphans.look()
             await self._see_to_held()
