@@ -41,19 +41,20 @@ def measure(data: bytes) -> int:
     return len(data)
 
 
-def make_runners(names: list[str]) -> dict[str, Callable[[], TaskRunner[Any]]]:
+def make_runners(
+    names: list[str], workers: int | None = None
+) -> dict[str, Callable[[], TaskRunner[Any]]]:
     """Runner by name; one that cannot be imported is named on standard output."""
     found: dict[str, Callable[[], TaskRunner[Any]]] = {}
     for name in names:
         try:
-            found[name] = _maker(name)
+            found[name] = _maker(name, workers or os.cpu_count() or 1)
         except ImportError as error:
             print(f"{name}: left out, {error}")
     return found
 
 
-def _maker(name: str) -> Callable[[], TaskRunner[Any]]:
-    workers = os.cpu_count() or 1
+def _maker(name: str, workers: int) -> Callable[[], TaskRunner[Any]]:
     if name == "thread":
         from prefect.task_runners import ThreadPoolTaskRunner
 

@@ -15,10 +15,12 @@ from uuid import UUID, uuid4
 import psutil
 import pytest
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.utilities.asyncutils import run_coro_as_sync
 
 from prefect_heteroflow.attempts import unwanted_bodies
 from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
 from prefect_heteroflow.orchestration import task_bodies
+from prefect_heteroflow.task_runner import sign_of_life
 from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here
@@ -156,6 +158,30 @@ async def state_of(client: PrefectClient, run_id: UUID) -> str:
     state = (await client.read_flow_run(run_id)).state
     assert state is not None
     return str(state.name)
+
+
+def test_sign_of_life_goes_on_until_nobody_waits(
+    server: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the server of the flow; two attempts give one sign."""
+    monkeypatch.setattr(sign_of_life, "BEAT_SECONDS", 0.05)
+
+    def token() -> str | None:
+        async def read() -> str | None:
+            async with get_client() as client:
+                return await task_bodies.read_sign(client, sign.name)
+
+        found: str | None = run_coro_as_sync(read())
+        return found
+
+    with flows_run_here(server):
+        sign = sign_of_life.SignOfLife()
+        with sign:
+            with sign:
+                first = token()
+            assert first is not None
+            wait_until(lambda: token() not in (None, first), what="another beat")
+        assert token() is None
 
 
 async def test_body_whose_flow_gives_signs_is_left_alone(
