@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import statistics
 import tempfile
@@ -151,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, PrefectServer(Path(folder)) as server:
-        os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
+        _log_less()
         with flows_run_here(server):
             for name, make in make_runners(options.runners.split(",")).items():
                 found = results[name] = {}
@@ -165,6 +166,13 @@ def main() -> None:
                     found["growth"] = growth(make(), options.growth)
                 print(name, json.dumps(found), flush=True)
     _compare(results)
+
+
+def _log_less() -> None:
+    """Here and in the processes of the runners: two lines for each task are not what is measured."""
+    os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
+    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _compare(results: dict[str, dict[str, Any]]) -> None:

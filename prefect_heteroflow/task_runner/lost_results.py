@@ -152,13 +152,13 @@ def _readable(state: State[Any], producers: Producers) -> ReadableState:
 class FutureInMemory(PrefectConcurrentFuture[Any]):
     """A future whose state, once it is final, is the one in memory and not the API's.
 
-    Only the former has the value with it.
+    Only the former has the value with it. Prefect remembers it only in `wait` and `result`.
     """
 
     @property
     def state(self) -> State[Any]:
         """The final state with its value, or what the API says."""
-        done = self._wrapped_future
+        done = self.wrapped_future
         if self._final_state is None and done.done() and not done.cancelled():
             found: Any = None if done.exception() is not None else done.result()
             self._final_state = found if isinstance(found, State) else None
