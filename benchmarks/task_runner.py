@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def _log_less() -> None:
-    """Here and in the processes of the runners: two lines for each task are not what is measured."""
+    """Here and in the processes of the runners: lines of tasks are not what is measured."""
     os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
     for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).setLevel(logging.WARNING)
