@@ -18,6 +18,8 @@ from prefect_heteroflow.orchestration.task_bodies import (
     sign_name,
 )
 
+_LONGEST_JOIN_SECONDS = 5.0
+
 
 class SignOfLife:
     """Given from the first `with` block that is entered until the last one is left.
@@ -31,6 +33,7 @@ class SignOfLife:
         self._inside = 0
         self._beat = 0
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> SignOfLife:
         with self._lock:
@@ -40,9 +43,10 @@ class SignOfLife:
                 self._give()  # it is there before anybody looks for it
                 # The context holds which server it is.
                 run = copy_context().run
-                threading.Thread(
+                self._thread = threading.Thread(
                     target=run, args=(self._go_on, self._over), name="sign-of-life", daemon=True
-                ).start()
+                )
+                self._thread.start()
         return self
 
     def __exit__(
@@ -53,15 +57,19 @@ class SignOfLife:
     ) -> None:
         with self._lock:
             self._inside -= 1
-            if self._inside == 0:
+            is_last = self._inside == 0
+            if is_last:
                 self._over.set()
-                self._tell(remove=True)
+            thread = self._thread
+        if is_last and thread is not None:
+            # Else a beat that is under way would come after the removal. An API that hangs may have
+            # it so: workers remove what is left.
+            thread.join(_LONGEST_JOIN_SECONDS)
+            self._tell(remove=True)
 
     def _go_on(self, over: threading.Event) -> None:
         while not over.wait(BEAT_SECONDS):
-            with self._lock:
-                if not over.is_set():
-                    self._give()
+            self._give()
 
     def _give(self) -> None:
         self._beat += 1
