@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import statistics
 import tempfile
@@ -41,19 +42,20 @@ def measure(data: bytes) -> int:
     return len(data)
 
 
-def make_runners(names: list[str]) -> dict[str, Callable[[], TaskRunner[Any]]]:
+def make_runners(
+    names: list[str], workers: int | None = None
+) -> dict[str, Callable[[], TaskRunner[Any]]]:
     """Runner by name; one that cannot be imported is named on standard output."""
     found: dict[str, Callable[[], TaskRunner[Any]]] = {}
     for name in names:
         try:
-            found[name] = _maker(name)
+            found[name] = _maker(name, workers or os.cpu_count() or 1)
         except ImportError as error:
             print(f"{name}: left out, {error}")
     return found
 
 
-def _maker(name: str) -> Callable[[], TaskRunner[Any]]:
-    workers = os.cpu_count() or 1
+def _maker(name: str, workers: int) -> Callable[[], TaskRunner[Any]]:
     if name == "thread":
         from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -150,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, PrefectServer(Path(folder)) as server:
-        os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
+        _log_less()
         with flows_run_here(server):
             for name, make in make_runners(options.runners.split(",")).items():
                 found = results[name] = {}
@@ -164,6 +166,13 @@ def main() -> None:
                     found["growth"] = growth(make(), options.growth)
                 print(name, json.dumps(found), flush=True)
     _compare(results)
+
+
+def _log_less() -> None:
+    """Here and in the processes of the runners: lines of tasks are not what is measured."""
+    os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
+    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _compare(results: dict[str, dict[str, Any]]) -> None:

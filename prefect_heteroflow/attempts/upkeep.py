@@ -21,6 +21,7 @@ from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.attempts.stranded import Stranded
+from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
 from prefect_heteroflow.core.breaker import UNLIMITED
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
@@ -47,6 +48,7 @@ class Upkeep:
         self._lost_contact = LostContact(worker, logger)
         self._orphans = Orphans(worker)
         self._stranded = Stranded(worker, logger)
+        self._unwanted_bodies = UnwantedBodies(worker, logger)
         self._has_adopted = False
         self._scope = anyio.CancelScope()
 
@@ -86,6 +88,7 @@ class Upkeep:
         if self._worker.is_set_up:
             await reconcile(self._worker)
             await self._lost_contact.look()
+            await self._unwanted_bodies.look()
             if self._has_adopted:
                 await self._orphans.look()
             await self._stranded.look()

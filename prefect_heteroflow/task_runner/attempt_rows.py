@@ -16,17 +16,79 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-from prefect_heteroflow.core.attempts import to_markdown
-from prefect_heteroflow.core.task_attempts import TaskAttempt, to_task_row
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, to_markdown
+from prefect_heteroflow.core.task_attempts import ErrorType, TaskAttempt, to_task_row
 from prefect_heteroflow.orchestration.history import summary_key, table_key
 
 if TYPE_CHECKING:
     from logging import Logger, LoggerAdapter
 
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import TaskRun
+
+    from prefect_heteroflow.core.failures import Diagnosis
+    from prefect_heteroflow.core.policy import Decision
+    from prefect_heteroflow.core.resources import Resources
+    from prefect_heteroflow.task_runner.attempts_elsewhere import TaskOutcome
 
 TABLE_DESCRIPTION = "Every attempt of this task run. Sizes are in MB (MiB), times in UTC."
 SUMMARY_DESCRIPTION = "What happened to this task run, attempt by attempt."
+
+_ERROR_TYPES = {
+    "raised": ErrorType.TASK_EXECUTION_EXCEPTION,
+    "died": ErrorType.WORKER_DIED,
+    "unportable": ErrorType.TASK_NOT_PORTABLE,
+    "timed_out": ErrorType.TASK_TIMED_OUT,
+    "refused": ErrorType.NO_PLACE,
+}
+
+
+def attempt_of(
+    task_run: TaskRun,
+    outcome: TaskOutcome,
+    status: AttemptStatus,
+    *,
+    attempt: int,
+    resources: Resources,
+    diagnosis: Diagnosis | None = None,
+    decision: Decision | None = None,
+) -> TaskAttempt:
+    """One attempt of a task run, as a value.
+
+    Args:
+        task_run: The task run.
+        outcome: How the attempt ended.
+        status: The same in one word.
+        attempt: Its number, 1 for the first.
+        resources: What it had.
+        diagnosis: Why it failed, `None` if it did not.
+        decision: What followed.
+    """
+    row = Attempt(
+        attempt=attempt,
+        flow_run_id=str(task_run.flow_run_id or task_run.id),
+        status=status,
+        pool=outcome.pool,
+        node=outcome.node,
+        failure=None if diagnosis is None else diagnosis.failure.value,
+        rule=None if diagnosis is None else diagnosis.rule,
+        reason=None if diagnosis is None else diagnosis.reason,
+        decision=None if decision is None else decision.reason,
+        memory_mb=resources.memory_mb,
+        gpu_count=resources.gpu_count or None,
+        gpu_memory_mb=outcome.gpu_memory_mb,
+        peak_memory_mb=outcome.peak_memory_mb,
+        exit_code=outcome.exit_code,
+        started=outcome.started,
+        ended=outcome.ended,
+        never_started=outcome.started is None,
+    )
+    return TaskAttempt(
+        task_run_id=str(task_run.id),
+        name=task_run.name,
+        row=row,
+        error_type=None if diagnosis is None else _ERROR_TYPES[outcome.kind].value,
+    )
 
 
 class AttemptRows:

@@ -64,6 +64,8 @@ class TaskOutcome:
     started: str | None = None
     """ISO 8601 in UTC, `None` if it never started."""
     ended: str | None = None
+    sent_bytes: int | None = None
+    """Size of what was sent for it (arguments, contexts), pickled."""
 
 
 class RemoteAttempts(Protocol):
@@ -78,3 +80,11 @@ class RemoteAttempts(Protocol):
 
     def cancel(self) -> None:
         """End every attempt that runs; each gives a `cancelled` outcome."""
+
+
+def no_remote(pool: str) -> str:
+    """Why a runner without `RemoteAttempts` stops where a pool could run the attempt."""
+    return (
+        f"Pool {pool} could run it, but this runner does not move tasks to other pools;"
+        " run the flow itself on that pool, or ask for less"
+    )

@@ -6,10 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from prefect.exceptions import PrefectException
+
 if TYPE_CHECKING:
     from prefect_heteroflow.core.failures import Diagnosis
 
-__all__ = ["HeteroTaskError", "TaskNotPortableError", "WorkerDiedError", "as_task_error"]
+__all__ = [
+    "HeteroTaskError",
+    "LostResultError",
+    "TaskNotPortableError",
+    "WorkerDiedError",
+    "as_task_error",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +102,10 @@ class WorkerDiedError(HeteroTaskError):
 
 class TaskNotPortableError(HeteroTaskError, TypeError):
     """An argument or the value of a task cannot be sent between processes."""
+
+
+class LostResultError(HeteroTaskError, PrefectException):
+    """The stored result of an upstream task run cannot be read, and was not made again."""
 
 
 def origin_of(error: BaseException) -> Origin:

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,8 @@ class LocalAttempts:
             raise
         if reply is None:
             child.unusable = True
-        return self._ended(child, call, reply, started=started, timed_out=timed_out)
+        ended = self._ended(child, call, reply, started=started, timed_out=timed_out)
+        return replace(ended, sent_bytes=len(run))
 
     def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> bytes:
         body_key = hashlib.blake2b(body, digest_size=16).hexdigest()

@@ -13,32 +13,31 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import cloudpickle
 import httpx
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.logging.loggers import get_run_logger
-from prefect.states import Cancelling
 from prefect.utilities.asyncutils import run_coro_as_sync
 
 from prefect_heteroflow import environment
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
-from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.history import read_attempts
 from prefect_heteroflow.orchestration.insisting import is_passing
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
 from prefect_heteroflow.task_runner.local_attempts import pack_body
-from prefect_heteroflow.task_runner.remote_body import (
-    DEPLOYMENT_NAME,
-    ENTRYPOINT,
-    FLOW_NAME,
-    RemoteCall,
+from prefect_heteroflow.task_runner.remote_body import RemoteCall
+from prefect_heteroflow.task_runner.remote_runs import (
+    cancel_run,
+    create_run,
+    is_conflict,
+    read_run,
+    rows_of,
+    was_given_up,
 )
 from prefect_heteroflow.task_runner.sealed_storage import (
     SealBroken,
@@ -47,19 +46,17 @@ from prefect_heteroflow.task_runner.sealed_storage import (
     new_seal,
     storage_of,
 )
+from prefect_heteroflow.task_runner.sign_of_life import SignOfLife
 
 if TYPE_CHECKING:
     from prefect import Task
-    from prefect.client.orchestration import PrefectClient
 
     from prefect_heteroflow.core.policy import Retry
     from prefect_heteroflow.task_runner.frames import Reply
 
-TASK_RUN_LABEL = "heteroflow.task-run-id"
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.25, 5.0
 _PARENT_WAIT_SECONDS = 60.0
 """After that the run is created without its place under the task run; its label names it still."""
-_NOT_FOR_BODIES = ("command", "placement", "max_retries", "retry_strategy", "stream_output")
 
 
 class OtherPools:
@@ -67,6 +64,7 @@ class OtherPools:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
+        self._sign = SignOfLife()
 
     def cancel(self) -> None:
         """End every attempt that runs."""
@@ -83,7 +81,8 @@ class OtherPools:
         call_key, reply_key = f"{key}-call", f"{key}-reply"
         try:
             storage, address = storage_of(call.context.result_store)
-            storage.put(call_key, _packed(call), seal)
+            packed = _packed(call)
+            storage.put(call_key, packed, seal)
         except StorageNotShared as error:
             return _outcome(pool, kind="refused", text=str(error))
         except Exception as error:
@@ -96,15 +95,17 @@ class OtherPools:
             "seal": seal,
         }
         try:
-            run = self._create(call, decision, parameters)
-            if run is None:
-                return _outcome(pool, kind="cancelled")
-            get_run_logger(call.context).info(
-                "Attempt %d runs on pool %s as flow run '%s'.", call.attempt, pool, run.name
-            )
-            ended, why = self._wait(run, call.timeout_seconds)
-            rows = run_coro_as_sync(_rows(run.id))
-            return _judge(pool, ended, why, rows, _reply(storage, reply_key, seal))
+            with self._sign:
+                run = self._create(call, decision, parameters)
+                if run is None:
+                    return _outcome(pool, kind="cancelled")
+                get_run_logger(call.context).info(
+                    "Attempt %d runs on pool %s as flow run '%s'.", call.attempt, pool, run.name
+                )
+                ended, why = self._wait(run, call.timeout_seconds)
+            rows = run_coro_as_sync(rows_of(run.id))
+            outcome = _judge(pool, ended, why, rows, _reply(storage, reply_key, seal))
+            return replace(outcome, sent_bytes=len(packed))
         except (StorageNotShared, SealBroken) as error:
             return _outcome(pool, kind="unportable", text=str(error))
         except httpx.HTTPError as error:
@@ -124,10 +125,13 @@ class OtherPools:
         while not self._cancelled.is_set():
             has_parent = time.monotonic() < parent_until
             try:
-                run: FlowRun = run_coro_as_sync(_create_run(call, decision, given, has_parent))
+                creating = create_run(
+                    call, decision, given, sign=self._sign.name, has_parent=has_parent
+                )
+                run: FlowRun = run_coro_as_sync(creating)
                 return run
             except httpx.HTTPError as error:
-                if not is_passing(error) and not (has_parent and _is_conflict(error)):
+                if not is_passing(error) and not (has_parent and is_conflict(error)):
                     raise
             self._cancelled.wait(pause_seconds)
             pause_seconds = min(_LONGEST_POLL_SECONDS, 1.5 * pause_seconds)
@@ -140,12 +144,12 @@ class OtherPools:
         began: float | None = None
         while True:
             try:
-                now: FlowRun = run_coro_as_sync(_read(run.id))
+                now: FlowRun = run_coro_as_sync(read_run(run.id))
             except httpx.HTTPError:
                 now = run  # the API is away: the attempt goes on without it
             state = now.state
             if state is not None and state.is_final():
-                return now, why
+                return now, why or ("given_up" if self._was_given_up(now) else None)
             if state is not None and state.type is StateType.RUNNING and began is None:
                 began = time.monotonic()
             if why is None:
@@ -154,12 +158,18 @@ class OtherPools:
                 elif timeout_seconds is not None and began is not None:
                     why = "timed_out" if time.monotonic() - began > timeout_seconds else None
                 if why is not None:
-                    run_coro_as_sync(_cancel(run.id))
+                    run_coro_as_sync(cancel_run(run.id))
             if why is None:
                 self._cancelled.wait(pause_seconds)
             else:
                 time.sleep(pause_seconds)
             pause_seconds = min(_LONGEST_POLL_SECONDS, 1.5 * pause_seconds)
+
+    def _was_given_up(self, run: FlowRun) -> bool:
+        try:
+            return bool(run_coro_as_sync(was_given_up(run)))
+        except httpx.HTTPError:
+            return False
 
 
 def _packed(call: TaskCall) -> bytes:
@@ -238,6 +248,10 @@ def _judge(
     assert state is not None
     if why == "timed_out":
         return _outcome(pool, kind="timed_out", **facts)
+    if why == "given_up":  # we do wait, but a worker did not hear of us for a while
+        text = f"its run '{run.name}' on pool {pool} was ended for want of a sign of life"
+        lost = Diagnosis(failure=FailureClass.NODE_LOST, rule="taken-for-gone", reason=text)
+        return _outcome(pool, kind="died", text=text, diagnosis=lost, **facts)
     if why == "cancelled" or state.type is StateType.CANCELLED:
         return _outcome(pool, kind="cancelled", **facts)
     if reply is not None:
@@ -274,91 +288,3 @@ def _diagnosis(row: Attempt | None, text: str) -> Diagnosis:
 def _outcome(pool: str, **values: Any) -> TaskOutcome:
     ended = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return TaskOutcome(pool=pool, ended=ended, **values)
-
-
-# --- the API --------------------------------------------------------------------------------------
-
-
-def _is_conflict(error: httpx.HTTPError) -> bool:
-    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 409
-
-
-async def _create_run(
-    call: TaskCall, decision: Retry, parameters: dict[str, Any], has_parent: bool
-) -> FlowRun:
-    task_run = call.context.task_run
-    async with get_client() as client:
-        flow_id = await client.create_flow_from_name(FLOW_NAME)
-        deployment_id = await client.create_deployment(
-            flow_id=flow_id,
-            name=DEPLOYMENT_NAME,
-            entrypoint=ENTRYPOINT,
-            description="Attempts of tasks on other pools. Created by HeteroTaskRunner.",
-            tags=["heteroflow"],
-            pull_steps=[],
-        )
-        body = {
-            "flow_id": str(flow_id),
-            "deployment_id": str(deployment_id),
-            "name": f"{task_run.name}-attempt-{call.attempt}",
-            "parameters": parameters,
-            "parent_task_run_id": str(task_run.id) if has_parent else None,
-            "idempotency_key": f"{task_run.id}:{call.attempt}:{parameters['seal'][:8]}",
-            "labels": {TASK_RUN_LABEL: str(task_run.id)},
-            "work_pool_name": decision.place.pool,
-            "job_variables": await _job_variables(client, call, decision),
-            "state": {
-                "type": "SCHEDULED",
-                "name": "Scheduled",
-                "message": decision.reason,
-                "state_details": {"scheduled_time": utc_now().isoformat()},
-            },
-        }
-        response = await client.request("POST", "/flow_runs/", json=body)
-        response.raise_for_status()
-        return FlowRun.model_validate(response.json())
-
-
-async def _job_variables(client: PrefectClient, call: TaskCall, decision: Retry) -> dict[str, Any]:
-    """Those of the flow itself (its image, its environment), with what this attempt needs."""
-    flow_run = None if call.flow_context is None else call.flow_context.flow_run
-    given: dict[str, Any] = {}
-    if flow_run is not None and flow_run.deployment_id is not None:
-        deployment = await client.read_deployment(flow_run.deployment_id)
-        given.update(deployment.job_variables or {})
-    if flow_run is not None:
-        given.update(flow_run.job_variables or {})
-    resources, place = decision.resources, decision.place
-    variables = {name: value for name, value in given.items() if name not in _NOT_FOR_BODIES}
-    variables.update(memory_mb=resources.memory_mb, gpu_count=resources.gpu_count)
-    # What follows is decided by the runner, once.
-    variables["retry_strategy"] = "no_retry"
-    for name in ("shm_mb", "gpu_memory_mb"):
-        variables.pop(name, None)
-        if getattr(resources, name) is not None:
-            variables[name] = getattr(resources, name)
-    if place.node is not None or place.avoid_nodes:
-        variables["placement"] = {
-            "prefer": place.node,
-            "avoid": list(place.avoid_nodes),
-            "since": utc_now().isoformat(),
-            "strict": False,
-        }
-    return variables
-
-
-async def _read(flow_run_id: UUID) -> FlowRun:
-    async with get_client() as client:
-        return await client.read_flow_run(flow_run_id)
-
-
-async def _rows(flow_run_id: UUID) -> list[Attempt]:
-    async with get_client() as client:
-        return list(await read_attempts(client, flow_run_id))
-
-
-async def _cancel(flow_run_id: UUID) -> None:
-    async with get_client() as client:
-        await client.set_flow_run_state(
-            flow_run_id, Cancelling(message="Its task was cancelled, or ran out of time.")
-        )

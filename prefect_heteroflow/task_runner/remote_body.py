@@ -13,11 +13,11 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.utilities.callables import call_with_parameters
 
+from prefect_heteroflow.orchestration.task_bodies import FLOW_NAME
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.child import awaited_here, load_body, raised_reply, value_reply
 from prefect_heteroflow.task_runner.sealed_storage import storage_at
 
-FLOW_NAME = "heteroflow-task-body"
 DEPLOYMENT_NAME = "heteroflow-task-body"
 ENTRYPOINT = "prefect_heteroflow.task_runner.remote_body.task_body"
 

@@ -21,6 +21,7 @@ from prefect_heteroflow.orchestration.nodes import read_cluster
 from prefect_heteroflow.settings import HeteroflowSettings
 from prefect_heteroflow.task_runner.children import Children
 from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
+from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producers, not_read
 from prefect_heteroflow.task_runner.remote_attempts import OtherPools
 from prefect_heteroflow.task_runner.requirements import requirements_of
 from prefect_heteroflow.task_runner.retry_rules import retry_rules
@@ -169,7 +170,13 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             requirements, self._defaults, self._file_rules, task_retries=task.retries
         )
         life = TaskLife(task, rules, requirements, places)
-        return super().submit(life.engine_task, parameters, wait_for, dependencies)
+        future = super().submit(
+            life.engine_task,
+            places.producers.readable(parameters),
+            None if wait_for is None else not_read(wait_for),
+            dependencies,
+        )
+        return FutureInMemory(future.task_run_id, future.wrapped_future)
 
     def cancel_all(self) -> None:
         """Start nothing any more, and wait for what runs; if the flow is cancelled, end it."""
@@ -240,6 +247,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             node=node,
             local=LocalAttempts(node, self._children),
             remote=OtherPools(),
+            producers=Producers(),
             read_cluster=lambda: _read_cluster(settings.node_liveness_seconds),
             say_once=self._say_once,
         )

@@ -19,6 +19,8 @@ from prefect.filesystems import LocalFileSystem
 from prefect.results import get_default_result_storage
 from prefect.utilities.asyncutils import run_coro_as_sync
 
+from prefect_heteroflow.task_runner.stored_results import read_stored, write_stored
+
 if TYPE_CHECKING:
     from prefect.filesystems import WritableFileSystem
     from prefect.results import ResultStore
@@ -62,7 +64,7 @@ class SealedStorage:
             StorageNotShared: The storage refused; says why.
         """
         try:
-            _write(self._storage, key, _digest(key, data, seal) + data)
+            write_stored(self._storage, key, _digest(key, data, seal) + data)
         except Exception as error:
             raise StorageNotShared(
                 f"The result storage {self.name} cannot be written:"
@@ -77,7 +79,7 @@ class SealedStorage:
             StorageNotShared: The storage cannot be read; says why.
         """
         try:
-            content = _read(self._storage, key)
+            content = read_stored(self._storage, key)
         except (FileNotFoundError, ValueError):
             return None
         except Exception as error:
@@ -154,19 +156,6 @@ def storage_at(address: dict[str, str]) -> SealedStorage:
             f" Install what it needs in this environment. {_ADVICE}."
         ) from error
     return SealedStorage(block, name)
-
-
-def _write(storage: Any, key: str, content: bytes) -> None:
-    written = storage.write_path(key, content=content)
-    if hasattr(written, "__await__"):
-        run_coro_as_sync(written)
-
-
-def _read(storage: Any, key: str) -> bytes:
-    found = storage.read_path(key)
-    if hasattr(found, "__await__"):
-        found = run_coro_as_sync(found)
-    return bytes(found)
 
 
 def _digest(key: str, data: bytes, seal: str) -> bytes:

@@ -7,7 +7,8 @@ import copy
 import functools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import FlowRunContext, TaskRunContext
@@ -16,21 +17,24 @@ from prefect.states import Cancelled
 from prefect.transactions import get_transaction
 from prefect.utilities.callables import call_with_parameters
 
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.policy import UNLIMITED, Decision, Ending, Place, Retry, Stop
 from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
-from prefect_heteroflow.core.task_attempts import ErrorType, TaskAttempt
-from prefect_heteroflow.task_runner.attempt_rows import AttemptRows
+from prefect_heteroflow.core.task_attempts import TaskAttempt
+from prefect_heteroflow.task_runner.attempt_rows import AttemptRows, attempt_of
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
     RemoteAttempts,
     TaskCall,
     TaskOutcome,
+    no_remote,
 )
+from prefect_heteroflow.task_runner.cached_keys import with_checked_keys
 from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
+from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -50,6 +54,8 @@ class Places:
     node: Node
     local: LocalAttempts
     remote: RemoteAttempts | None
+    producers: Producers
+    """Task runs that can run again when their results are lost."""
     read_cluster: Callable[[], Cluster]
     """All nodes and pools that are known; asked only when this node is too small."""
     say_once: Callable[[str, str], None]
@@ -95,10 +101,11 @@ class TaskLife:
         self._retries_granted = 0
         self._budget_used = 0
         self._failure: _Failure | None = None
+        self._submitted_in = copy_context()
         self.engine_task = self._for_engine()
 
     def _for_engine(self) -> Task[..., Any]:
-        changed = copy.copy(self._task)
+        changed = copy.copy(with_checked_keys(self._task))
 
         @functools.wraps(self._task.fn)
         def body(*arguments: Any, **keywords: Any) -> Any:
@@ -191,7 +198,7 @@ class TaskLife:
         if isinstance(found, NoRoute):
             text = f"it requires {wanted}, which no node has: {found.reason}; {has}"
         else:
-            text = f"it requires {wanted}; {has}. {_no_remote(found.pool)}"
+            text = f"it requires {wanted}; {has}. {no_remote(found.pool)}"
         return TaskOutcome(
             kind="refused",
             text=text,
@@ -207,6 +214,7 @@ class TaskLife:
         if outcome.kind == "returned":
             if self._attempts:
                 self._record(outcome, AttemptStatus.COMPLETED)
+            self._remember(outcome)
             return outcome.value
         if outcome.kind == "cancelled":
             return self._cancelled(outcome)
@@ -227,6 +235,32 @@ class TaskLife:
         raise error_of(
             outcome, self._task, attempt=len(self._attempts), diagnosis=diagnosis, decision=decision
         )
+
+    def _remember(self, outcome: TaskOutcome) -> None:
+        """That the task can run again, if its result is stored and may be lost."""
+        context = self._context()
+        if not context.persist_result or outcome.sent_bytes is None:
+            return
+        ended = replace(outcome, value=None)
+        producer = Producer(
+            task_run_id=context.task_run.id,
+            size_bytes=outcome.sent_bytes,
+            run_again=lambda why: self._run_again(ended, context, why),
+        )
+        self._places.producers.remember(producer)
+
+    def _run_again(self, ended: TaskOutcome, context: TaskRunContext, why: str) -> State[Any]:
+        if not self._attempts:
+            self._record(ended, AttemptStatus.COMPLETED, context=context)
+        last = self._attempts[-1]
+        row = replace(last.row, decision=f"{why}. The task runs again.")
+        self._attempts[-1] = replace(last, row=row)
+        get_run_logger(context).warning("Attempt %s: %s", row.attempt, row.decision)
+        self._failure = None
+        self._retries_granted = self._budget_used = 0
+        self.engine_task.retries = self._task.retries
+        self.engine_task.refresh_cache = True
+        return run_again(self.engine_task, context, self._submitted_in)
 
     def _cancelled(self, outcome: TaskOutcome) -> State[Any]:
         if self._attempts:
@@ -264,7 +298,7 @@ class TaskLife:
             and decision.place.pool != self._places.node.pool
             and self._places.remote is None
         ):
-            reason = f"{decision.reason}. {_no_remote(decision.place.pool)}"
+            reason = f"{decision.reason}. {no_remote(decision.place.pool)}"
             return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
         return decision
 
@@ -341,54 +375,20 @@ class TaskLife:
         status: AttemptStatus,
         diagnosis: Diagnosis | None = None,
         decision: Decision | None = None,
+        context: TaskRunContext | None = None,
     ) -> None:
-        context = self._context()
-        task_run = context.task_run
-        flow_run_id = task_run.flow_run_id
-        row = Attempt(
+        context = context or self._context()
+        attempt = attempt_of(
+            context.task_run,
+            outcome,
+            status,
             attempt=len(self._attempts) + 1,
-            flow_run_id=str(flow_run_id or task_run.id),
-            status=status,
-            pool=outcome.pool,
-            node=outcome.node,
-            failure=None if diagnosis is None else diagnosis.failure.value,
-            rule=None if diagnosis is None else diagnosis.rule,
-            reason=None if diagnosis is None else diagnosis.reason,
-            decision=None if decision is None else decision.reason,
-            memory_mb=self._resources.memory_mb,
-            gpu_count=self._resources.gpu_count or None,
-            gpu_memory_mb=outcome.gpu_memory_mb,
-            peak_memory_mb=outcome.peak_memory_mb,
-            exit_code=outcome.exit_code,
-            started=outcome.started,
-            ended=outcome.ended,
-            never_started=outcome.started is None,
+            resources=self._resources,
+            diagnosis=diagnosis,
+            decision=decision,
         )
-        self._attempts.append(
-            TaskAttempt(
-                task_run_id=str(task_run.id),
-                name=task_run.name,
-                row=row,
-                error_type=None if diagnosis is None else _ERROR_TYPES[outcome.kind].value,
-            )
-        )
+        self._attempts.append(attempt)
         logger = get_run_logger(context)
         if diagnosis is not None and decision is not None and outcome.kind != "raised":
-            logger.warning("Attempt %s: %s", row.attempt, decision.reason)
-        self._rows.write(self._attempts, flow_run_id, logger)
-
-
-_ERROR_TYPES = {
-    "raised": ErrorType.TASK_EXECUTION_EXCEPTION,
-    "died": ErrorType.WORKER_DIED,
-    "unportable": ErrorType.TASK_NOT_PORTABLE,
-    "timed_out": ErrorType.TASK_TIMED_OUT,
-    "refused": ErrorType.NO_PLACE,
-}
-
-
-def _no_remote(pool: str) -> str:
-    return (
-        f"Pool {pool} could run it, but this runner does not move tasks to other pools;"
-        " run the flow itself on that pool, or ask for less"
-    )
+            logger.warning("Attempt %s: %s", attempt.row.attempt, decision.reason)
+        self._rows.write(self._attempts, context.task_run.flow_run_id, logger)

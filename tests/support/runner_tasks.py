@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,25 @@ def need_gpu_mb(megabytes: int) -> tuple[str, int]:
 @task
 def fail_with_value_error(text: str) -> None:
     raise ValueError(text)
+
+
+DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
+
+
+@requires(gpu_count=1)
+@task
+def need_gpu_mb_by_torch(megabytes: int) -> tuple[str, int, str]:
+    """Raises PyTorch's own error on a GPU that is too small; gives node, attempt and its name."""
+    # Behind all others: only PyTorch shall come from there.
+    sys.path.append(str(DEBIAN_PACKAGES))
+    kind = import_module("torch").cuda.OutOfMemoryError
+    attempt = current_attempt()
+    assert attempt is not None
+    has = attempt.gpu_memory_mb or 0
+    if has < megabytes:
+        raise kind(
+            f"CUDA out of memory. Tried to allocate {megabytes / 1024:.2f} GiB (GPU 0;"
+            f" {has / 1024:.2f} GiB total capacity; 0 bytes already allocated;"
+            f" {has / 1024:.2f} GiB free; 0 bytes reserved in total by PyTorch)"
+        )
+    return attempt.node, attempt.attempt, kind.__name__

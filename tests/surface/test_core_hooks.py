@@ -12,9 +12,11 @@ import sys
 import pytest
 from prefect.cache_policies import TaskSource
 from prefect.events.utilities import emit_event
+from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogHandler
 from prefect.task_engine import AsyncTaskRunEngine, SyncTaskRunEngine
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.engine import resolve_to_final_result
 from prefect.workers.base import BaseJobConfiguration, BaseWorker
 from prefect.workers.process import ProcessJobConfiguration
 from prefect_docker.worker import DockerWorker
@@ -104,6 +106,10 @@ def test_worker_type_is_found_by_its_name(worker: type[BaseWorker]) -> None:  # 
         (TaskSource.compute_key, "source_code"),
         (emit_event, "ProcessPoolForwardingEventsClient"),
         (APILogHandler, "emit_api_log("),
+        (resolve_to_final_result, "state.result(raise_on_failure=False"),
+        (SyncTaskRunEngine.transaction_context, "self.task.refresh_cache"),
+        (SyncTaskRunEngine.compute_transaction_key, "self.task.cache_policy.compute_key("),
+        (PrefectConcurrentFuture.result, "self._final_state"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__qualname__,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentTaskRunId
+from prefect.filesystems import LocalFileSystem
 
 from prefect_heteroflow import HeteroTaskError, HeteroTaskRunner, WorkerDiedError, requires
 from tests.support import runner_tasks
+from tests.support.needs import need
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here, task_runs_of
 from tests.support.workers import Api, Worker
@@ -101,6 +104,20 @@ def test_gpu_oom_moves_the_next_attempt_to_the_larger_gpu(api: Api) -> None:
     ]
 
 
+def test_out_of_memory_error_of_pytorch_itself_moves_to_the_larger_gpu(api: Api) -> None:
+    """Its own type, raised in a child; the flow's process cannot even import it."""
+    version = "".join(map(str, sys.version_info[:2]))
+    found = list(runner_tasks.DEBIAN_PACKAGES.glob(f"torch/_C.cpython-{version}-*.so"))
+    need(None if found else "no PyTorch for this Python: apt-get install python3-torch")
+    state, flow_run_id = run_one(runner_tasks.need_gpu_mb_by_torch, 40000)
+    node, attempt, name = state.result()
+    assert (node, attempt) == ("node-large", 2)
+    assert name.endswith("OutOfMemoryError")
+    (task_run,) = task_runs_of(flow_run_id, count=1)
+    first, _ = api.rows(str(task_run.id))
+    assert first["failure"] == "GpuOutOfMemory"
+
+
 def test_exception_of_a_body_elsewhere_arrives_as_its_own_type() -> None:
     state, _ = run_one(requires(memory_mb=4096)(runner_tasks.fail_with_value_error), "no such day")
     with pytest.raises(ValueError, match="no such day") as caught:
@@ -116,6 +133,26 @@ def test_body_that_is_killed_elsewhere_is_diagnosed_by_the_worker_there() -> Non
         state.result()
     assert caught.value.diagnosis is not None
     assert caught.value.diagnosis.failure.value == "ProcessCrashed"
+
+
+def test_saved_block_as_result_storage_is_found_by_the_other_side(
+    tmp_path: Path, server: PrefectServer
+) -> None:
+    """Both sides load it from the server; nothing of the call stays in it either."""
+    LocalFileSystem(basepath=str(tmp_path / "shared")).save("runner-shared", overwrite=True)
+
+    @flow(task_runner=HeteroTaskRunner(), result_storage="local-file-system/runner-shared")
+    def body() -> tuple[int, Any]:
+        future = requires(memory_mb=4096)(runner_tasks.square).submit(7)
+        return future.result(), future.task_run_id
+
+    value, task_run_id = body()
+    assert value == 49
+    (subflow,) = subflows_of(task_run_id)
+    assert subflow.parameters["storage"]["name"] == "local-file-system/runner-shared"
+    stored = [path.name for path in (tmp_path / "shared").iterdir()]
+    assert stored  # the results of flow and task
+    assert [name for name in stored if name.startswith("heteroflow-")] == []
 
 
 def test_nothing_of_the_call_stays_in_the_storage(server: PrefectServer) -> None:
