@@ -26,10 +26,11 @@ from prefect_heteroflow.attempts.backend import (
     reason_in,
 )
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
+from prefect_heteroflow.attempts.giving_back import give_back_after
 from prefect_heteroflow.attempts.gpu_shares import GpuShares
 from prefect_heteroflow.attempts.life import AttemptLife
-from prefect_heteroflow.attempts.orphans import schedule_again
 from prefect_heteroflow.attempts.placement import Placements
+from prefect_heteroflow.attempts.retry_cleanup import RetryCleanup
 from prefect_heteroflow.attempts.upkeep import Upkeep
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
@@ -39,7 +40,7 @@ from prefect_heteroflow.infra.node_probe import parse_declared_gpus
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.insisting import insist, is_passing
+from prefect_heteroflow.orchestration.insisting import insist
 from prefect_heteroflow.orchestration.node_presence import NodePresence
 from prefect_heteroflow.orchestration.nodes import NodeNameTaken
 from prefect_heteroflow.orchestration.wakeups import Wakeups
@@ -89,6 +90,7 @@ class RetryingWorker(_Base):
         self._cancelled_early: set[UUID] = set()
         """Runs that were cancelled between the moment they were taken and their life here."""
         self._gpu_shares = GpuShares()
+        self.retry_cleanup = RetryCleanup(self._gpu_shares)
         self._wakeups = Wakeups(self.get_and_submit_flow_runs, self._logger)
         self._placements: Placements | None = None
         self._upkeep: Upkeep | None = None
@@ -123,6 +125,13 @@ class RetryingWorker(_Base):
     async def find_left_attempts(self) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Attempts that an earlier process of this worker has started and that are still here."""
         return ()
+
+    async def tasks_with_scratch(self) -> Sequence[UUID]:
+        """Tasks that have a scratch folder here which outlasts their attempts."""
+        return ()
+
+    async def remove_scratch(self, task_id: UUID) -> None:
+        """Remove such a folder; the task has ended."""
 
     # ---- Prefect's interface -------------------------------------------------------------------
 
@@ -184,8 +193,7 @@ class RetryingWorker(_Base):
             identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
             await self._go_on_after(life)
         except Exception as error:
-            if self._is_outage_before_start(error, flow_run.id):
-                await self._give_back(self._lives[flow_run.id], error)
+            if await give_back_after(error, self, self._lives[flow_run.id]):
                 return self.attempt_result("")
             # Core would only log it, and the run would stay `Running` for ever.
             await self._propose_crashed_state(
@@ -215,23 +223,6 @@ class RetryingWorker(_Base):
             life = self._lives[life.flow_run.id] = following
             self._asked_for.discard(life.flow_run.id)
             await life.go_on()
-
-    def _is_outage_before_start(self, error: Exception, flow_run_id: UUID) -> bool:
-        """The API went away and nothing of the attempt has run: that is no crash of the run."""
-        return (
-            isinstance(error, httpx.HTTPError)
-            and is_passing(error)
-            and self._lives[flow_run_id].handle is None
-        )
-
-    async def _give_back(self, life: AttemptLife, error: Exception) -> None:
-        message = (
-            f"The Prefect API failed ({type(error).__name__}) before attempt {life.attempt} was"
-            " started. Nothing of it has run yet; it is tried again."
-        )
-        logger = self.get_flow_run_logger(life.flow_run)
-        step = partial(schedule_again, self, life.flow_run, message)
-        await insist(step, logger, f"the start of attempt {life.attempt}")
 
     async def _submit_scheduled_flow_runs(
         self, flow_run_response: list[WorkerFlowRunResponse]
@@ -407,6 +398,10 @@ class RetryingWorker(_Base):
         """Whether that run's attempt runs here."""
         return flow_run_id in self._lives
 
+    def has_task(self, task_id: UUID) -> bool:
+        """Whether an attempt of that task runs here."""
+        return any(life.task_id == task_id for life in self._lives.values())
+
     def is_busy_with(self, flow_run_id: UUID) -> bool:
         """Whether that run's attempt runs here, or is on its way to."""
         return flow_run_id in self._lives or flow_run_id in self._submitting_flow_run_ids
@@ -520,8 +515,7 @@ class RetryingWorker(_Base):
         try:
             await self._go_on_after(life)
         except Exception as error:
-            if self._is_outage_before_start(error, flow_run.id):
-                await self._give_back(self._lives[flow_run.id], error)
+            if await give_back_after(error, self, self._lives[flow_run.id]):
                 return
             self._logger.exception("Run %s could not go on.", flow_run.id)
             await self._propose_crashed_state(

@@ -23,6 +23,7 @@ from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
 from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
 from prefect_heteroflow.attempts.ending import NextAttempt
 from prefect_heteroflow.attempts.orphans import go_on_after
+from prefect_heteroflow.attempts.remains import read_progress, read_report
 from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
 from prefect_heteroflow.attempts.settling import AttemptSettling
 from prefect_heteroflow.attempts.standing import read_standing
@@ -33,7 +34,6 @@ from prefect_heteroflow.core.job_values import (
     boost_gpu_inference_memory,
     parse_job_values,
 )
-from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.fast_literals import fast_finder
@@ -266,8 +266,13 @@ class AttemptLife:
 
     async def _start(self) -> AttemptHandle | None:
         """`None` if it could not be started, and that was settled."""
+        plan, worker = self._planned(), self._worker
+        cleaned = await worker.retry_cleanup.before(worker, plan, self._history, self._values)
+        self._row = dataclasses.replace(self._row, cleanup=cleaned)
+        if self.cancel_requested and not await self._is_due():
+            return None
         try:
-            handle = await self._worker.start_attempt(self._planned())
+            handle = await worker.start_attempt(plan)
         except AttemptNotStarted as error:
             self._following = await self._settling().not_started(error)
             return None
@@ -291,6 +296,7 @@ class AttemptLife:
             resources=self._resources,
             gpu_memory_mb=gpu_memory_mb,
             previous_failure=previous,
+            scratch=worker.scratch_of(str(self.task_id)),
         )
         self._configuration.env = {**self._configuration.env, **variables}
         plan = Plan(
@@ -376,9 +382,9 @@ class AttemptLife:
             end = await self._worker.wait_attempt(handle)
             ended.set()
         self._output.close()
-        report = await self._read_report(handle)
+        report = await read_report(self._worker, handle, self._logger)
         settling = self._settling()
-        settling.progress = await self._read_progress(handle)
+        settling.progress = await read_progress(self._worker, handle, self._logger)
         try:
             self._following = await settling.ended(end, report)
         except ObjectNotFound:
@@ -396,26 +402,6 @@ class AttemptLife:
         except Exception as error:
             # The run stands where it should; only its remains do not go.
             self._logger.warning("What is left of the attempt could not be removed: %s", error)
-
-    async def _read_progress(self, handle: AttemptHandle) -> Progress | None:
-        path = getattr(self._configuration, "progress_file", None)
-        if not isinstance(path, str) or not path:
-            return None
-        try:
-            return await self._worker.read_progress(handle, path)
-        except Exception as error:
-            self._logger.warning("The progress file %s cannot be read: %s", path, error)
-            return None
-
-    async def _read_report(self, handle: AttemptHandle) -> environment.EngineReport | None:
-        text = await self._worker.read_report(handle)
-        if text is None:
-            return None
-        try:
-            return environment.report_from_json(text)
-        except ValueError as error:
-            self._logger.warning("The engine's report cannot be read: %s", error)
-            return None
 
     def _settling(self) -> AttemptSettling:
         return AttemptSettling(

@@ -20,6 +20,7 @@ from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
+from prefect_heteroflow.attempts.retry_cleanup import remove_scratch_of_ended
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -86,6 +87,7 @@ class Upkeep:
             if self._has_adopted:
                 await self._orphans.look()
             await self._see_to_held()
+            await remove_scratch_of_ended(self._worker)
 
     async def _remove_left_leases(self) -> None:
         if self._worker.is_set_up:
