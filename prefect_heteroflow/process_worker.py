@@ -22,12 +22,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect.exceptions import InfrastructureNotFound
 from prefect.settings import get_current_settings
@@ -47,6 +46,7 @@ from prefect_heteroflow.attempts.backend import (
     AttemptPlan,
     CleanupRequest,
 )
+from prefect_heteroflow.attempts.kept_ends import KeptEnds
 from prefect_heteroflow.core.cleanup import CleanupReport
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError
@@ -155,7 +155,14 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             )
 
     async def end_all_left(self) -> None:
-        """End the children of an earlier process of this worker, also of runs that were moved."""
+        """End the children of an earlier process of this worker, also of runs that were moved.
+
+        Their ends that it could not tell any more are kept in the folder of this node.
+        """
+        mark = uuid5(NAMESPACE_URL, " ".join(self._owner)).hex
+        folder = get_current_settings().home / "heteroflow" / "ends" / mark
+        self.kept_ends = KeptEnds(folder, self._logger)
+        self.scratch_folders = self._scratch
         await self._in_thread(self._end_all_left)
 
     async def end_left_attempt(self, flow_run_id: UUID) -> None:
@@ -212,16 +219,6 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         """A folder that all attempts of the task on this node share."""
         return str(self._scratch.of_task(task_id))
 
-    async def tasks_with_scratch(self) -> Sequence[UUID]:
-        """Tasks that have left something in their folder."""
-        return await self._in_thread(self._scratch.tasks)
-
-    async def remove_scratch(self, task_id: UUID) -> None:
-        """Remove the folder of a task that has ended."""
-        aside = self._scratch.set_aside(task_id)
-        if aside is not None:
-            await self._in_thread(functools.partial(shutil.rmtree, aside, ignore_errors=True))
-
     async def clean_up(self, request: CleanupRequest) -> CleanupReport:
         """Leftover processes, stale files of the scratch folder, the user's hook, GPU memory."""
         return await self._in_thread(functools.partial(self._clean_up, request))
@@ -245,7 +242,12 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
 
     @property
     def _scratch(self) -> ScratchFolders:
-        return ScratchFolders(self.node.name, self._work_pool_name, _api_url())
+        return ScratchFolders(*self._owner)
+
+    @property
+    def _owner(self) -> tuple[str, str, str]:
+        """Tells this node from all others whose workers run on this machine."""
+        return self.node.name, self._work_pool_name, _api_url()
 
     def _end_all_left(self) -> None:
         ended = end_leftovers({environment.NODE: self.node.name, "PREFECT_API_URL": _api_url()})

@@ -28,6 +28,7 @@ from prefect_heteroflow.attempts.backend import (
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
 from prefect_heteroflow.attempts.giving_back import give_back_after
 from prefect_heteroflow.attempts.gpu_shares import GpuShares
+from prefect_heteroflow.attempts.kept_ends import KeptEnd, KeptEnds
 from prefect_heteroflow.attempts.life import AttemptLife
 from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.retry_cleanup import RetryCleanup
@@ -37,6 +38,7 @@ from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS
 from prefect_heteroflow.core.user_rules import UserRule
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus
+from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -72,6 +74,8 @@ class RetryingWorker(_Base):
     """Mixin for a Prefect worker that fills in `AttemptBackend` and `probe_node`."""
 
     containers: bool
+    scratch_folders: ScratchFolders | None = None
+    """Of tasks, where they outlast the attempts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -91,6 +95,7 @@ class RetryingWorker(_Base):
         """Runs that were cancelled between the moment they were taken and their life here."""
         self._gpu_shares = GpuShares()
         self.retry_cleanup = RetryCleanup(self._gpu_shares)
+        self.kept_ends = KeptEnds(None, self._logger)
         self._wakeups = Wakeups(self.get_and_submit_flow_runs, self._logger)
         self._placements: Placements | None = None
         self._upkeep: Upkeep | None = None
@@ -125,13 +130,6 @@ class RetryingWorker(_Base):
     async def find_left_attempts(self) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Attempts that an earlier process of this worker has started and that are still here."""
         return ()
-
-    async def tasks_with_scratch(self) -> Sequence[UUID]:
-        """Tasks that have a scratch folder here which outlasts their attempts."""
-        return ()
-
-    async def remove_scratch(self, task_id: UUID) -> None:
-        """Remove such a folder; the task has ended."""
 
     # ---- Prefect's interface -------------------------------------------------------------------
 
@@ -473,7 +471,12 @@ class RetryingWorker(_Base):
             await self.discard_attempt(handle)
 
     async def settle_lost(
-        self, flow_run: FlowRun, history: tuple[Attempt, ...], *, because: str | None = None
+        self,
+        flow_run: FlowRun,
+        history: tuple[Attempt, ...],
+        *,
+        because: str | None = None,
+        kept: KeptEnd | None = None,
     ) -> None:
         """Settle an attempt whose process is gone, or whose node is, as a lost one.
 
@@ -481,13 +484,14 @@ class RetryingWorker(_Base):
             flow_run: The attempt's run, of any pool.
             history: All attempts of the task, that one last.
             because: How it is known; without it, it is one of this node.
+            kept: Its end, if an earlier process of this worker saw it.
         """
         if because is None:
             await self.end_left_attempt(flow_run.id)
         life = AttemptLife(self, flow_run, await self.configuration_for(flow_run))
         self._lives[flow_run.id] = life
         try:
-            await life.settle_lost(history, because)
+            await life.settle_lost(history, because, kept)
         except BaseException:
             self._forget(flow_run.id)
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun
 
@@ -111,12 +110,6 @@ class AttemptBackend(Protocol):
 
     def scratch_of(self, task_id: str) -> str:
         """Path of the task's scratch folder, as its attempts see it."""
-
-    async def tasks_with_scratch(self) -> Sequence[UUID]:
-        """Tasks that have a scratch folder here which outlasts their attempts."""
-
-    async def remove_scratch(self, task_id: UUID) -> None:
-        """Remove such a folder; the task has ended."""
 
     async def clean_up(self, request: CleanupRequest) -> CleanupReport:
         """Clean up before an attempt. It takes minutes at most."""

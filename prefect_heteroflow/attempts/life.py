@@ -45,6 +45,7 @@ from prefect_heteroflow.orchestration.insisting import insist
 from prefect_heteroflow.orchestration.run_output import RunOutput
 
 if TYPE_CHECKING:
+    from prefect_heteroflow.attempts.kept_ends import KeptEnd
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 
@@ -163,12 +164,15 @@ class AttemptLife:
         """Number of the attempt, 1 for the first."""
         return self._row.attempt
 
-    async def settle_lost(self, history: tuple[Attempt, ...], because: str | None) -> None:
-        """Decide about an attempt whose process is gone and whose end nobody saw.
+    async def settle_lost(
+        self, history: tuple[Attempt, ...], because: str | None, kept: KeptEnd | None
+    ) -> None:
+        """Decide about an attempt whose process is gone and whose end nobody saw, unless kept.
 
         Args:
             history: All attempts of the task, that one last.
             because: How it is known, if there is more to say than that.
+            kept: The end, if an earlier process of this worker saw it.
         """
         *earlier, self._row = history
         self._history = tuple(earlier)
@@ -179,9 +183,10 @@ class AttemptLife:
         self._resources = dataclasses.replace(
             self._values.resources, memory_mb=self._row.memory_mb or DEFAULT_MEMORY_MB
         )
-        self._following = await self._settling().ended(
-            AttemptEnd(lost=True, lost_because=because), None
-        )
+        settling, end = self._settling(), AttemptEnd(lost=True, lost_because=because)
+        if kept is not None:
+            end = kept.restore(settling)
+        self._following = await settling.ended(end, None if kept is None else kept.report)
 
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
@@ -386,7 +391,8 @@ class AttemptLife:
         settling = self._settling()
         settling.progress = await read_progress(self._worker, handle, self._logger)
         try:
-            self._following = await settling.ended(end, report)
+            async with self._worker.kept_ends.keep(settling, end, report):
+                self._following = await settling.ended(end, report)
         except ObjectNotFound:
             self._logger.warning("The run was deleted; what is left of its attempt is removed.")
         finally:

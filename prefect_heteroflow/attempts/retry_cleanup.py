@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -91,7 +93,11 @@ def left_something(history: Sequence[Attempt], node: str) -> bool:
 
 async def remove_scratch_of_ended(worker: RetryingWorker) -> None:
     """Remove the scratch folders on this node of tasks that have ended, here or elsewhere."""
-    idle = [it for it in await worker.tasks_with_scratch() if not worker.has_task(it)]
+    folders = worker.scratch_folders
+    if folders is None:
+        return
+    tasks = await anyio.to_thread.run_sync(folders.tasks)
+    idle = [task_id for task_id in tasks if not worker.has_task(task_id)]
     for start in range(0, len(idle), _PAGE):
         asked = idle[start : start + _PAGE]
         runs = await worker.client.read_flow_runs(
@@ -99,8 +105,11 @@ async def remove_scratch_of_ended(worker: RetryingWorker) -> None:
         )
         under_way = {run.id for run in runs if run.state is None or not run.state.is_final()}
         for task_id in asked:
-            if task_id not in under_way and not worker.has_task(task_id):
-                await worker.remove_scratch(task_id)
+            if task_id in under_way or worker.has_task(task_id):
+                continue
+            aside = folders.set_aside(task_id)
+            if aside is not None:
+                await anyio.to_thread.run_sync(partial(shutil.rmtree, aside, ignore_errors=True))
 
 
 async def _clean_up(worker: RetryingWorker, request: CleanupRequest) -> CleanupReport:

@@ -137,6 +137,7 @@ class Upkeep:
         while True:
             try:
                 if self._worker.is_set_up:
+                    await self._worker.kept_ends.settle_all(self._worker)
                     for handle, configuration in await self._worker.find_left_attempts():
                         await self._worker.adopt(handle, configuration)
                     await self._orphans.look()
