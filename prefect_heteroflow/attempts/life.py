@@ -136,7 +136,8 @@ class AttemptLife:
         number = handle.plan.attempt
         known = [row for row in self._history if row.attempt == number]
         self._history = tuple(row for row in self._history if row.attempt < number)
-        self._row = known[0] if known else self._new_row(number)
+        unwritten = _with_resources(self._new_row(number), handle.plan.resources)
+        self._row = known[0] if known else unwritten
         if self._row.status not in (AttemptStatus.RUNNING, AttemptStatus.SCHEDULED):
             self._logger.info("Attempt %d was settled before; its remains are removed.", number)
             await go_on_after(self._worker, self.task_id, self.flow_run)
@@ -246,13 +247,7 @@ class AttemptLife:
                 boosted.memory_mb,
             )
             self._resources = boosted
-        self._row = dataclasses.replace(
-            self._row,
-            memory_mb=self._resources.memory_mb,
-            shm_mb=self._resources.shm_mb,
-            gpu_count=self._resources.gpu_count,
-            gpu_memory_mb=self._resources.gpu_memory_mb,
-        )
+        self._row = _with_resources(self._row, self._resources)
         return await self._accept_place()
 
     async def _accept_place(self) -> bool:
@@ -441,3 +436,13 @@ class AttemptLife:
 
     def _gpu_memory_mb(self) -> int | None:
         return min((gpu.memory_mb for gpu in self._gpus), default=None)
+
+
+def _with_resources(row: Attempt, resources: Resources) -> Attempt:
+    return dataclasses.replace(
+        row,
+        memory_mb=resources.memory_mb,
+        shm_mb=resources.shm_mb,
+        gpu_count=resources.gpu_count,
+        gpu_memory_mb=resources.gpu_memory_mb,
+    )

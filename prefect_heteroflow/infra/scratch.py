@@ -86,10 +86,15 @@ class ScratchFolders:
         return found
 
     def remove_attempts(self) -> int:
-        """Remove the folders of attempts, not of tasks; gives how many there were.
+        """Remove the folders of attempts, and those of tasks that are empty.
 
         Only while no attempt of the node runs: nobody can tell whose a folder is.
+
+        Returns:
+            How many folders of attempts there were.
         """
+        for task_id in self.tasks():
+            self.remove_if_empty(task_id)
         left = [it for it in self._all() if not it.name.startswith(f"{self._prefix}{_SCRATCH}")]
         for path in left:
             shutil.rmtree(path, ignore_errors=True)

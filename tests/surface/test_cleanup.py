@@ -149,10 +149,14 @@ def test_node_does_not_see_the_folders_of_another_node(folders: ScratchFolders) 
 def test_folders_of_attempts_go_at_the_start_of_a_worker_and_those_of_tasks_stay(
     folders: ScratchFolders,
 ) -> None:
-    task = uuid4()
-    left, kept = folders.make("attempt"), folders.make_for_task(task)
+    left, kept, empty = (
+        folders.make("attempt"),
+        folders.make_for_task(uuid4()),
+        folders.make_for_task(uuid4()),
+    )
+    write(kept, "weights.pt")
     assert folders.remove_attempts() == 1
-    assert (left.exists(), kept.exists()) == (False, True)
+    assert (left.exists(), kept.exists(), empty.exists()) == (False, True, False)
 
 
 def test_empty_folder_of_a_task_goes_at_once_and_one_with_files_stays(
