@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from prefect_heteroflow import environment
 
@@ -23,6 +24,10 @@ class CurrentAttempt:
     """Total memory of the smallest GPU of this attempt; `None` without a GPU."""
     previous_failure: str | None
     """Failure class of the attempt before, for example `GpuOutOfMemory`."""
+    scratch: Path | None = None
+    """Folder of its own. In a process it lasts until the run has ended, and so is there for the
+    next attempt on the same node; in a container it goes with the container. `None` where a
+    container has a read-only root."""
 
 
 def current_attempt() -> CurrentAttempt | None:
@@ -38,6 +43,7 @@ def current_attempt() -> CurrentAttempt | None:
     if task_id is None:
         return None
     gpu_memory_mb = os.environ.get(environment.GPU_MEMORY_MB)
+    scratch = os.environ.get(environment.SCRATCH)
     return CurrentAttempt(
         task_id=task_id,
         attempt=int(os.environ.get(environment.ATTEMPT, "1")),
@@ -45,4 +51,5 @@ def current_attempt() -> CurrentAttempt | None:
         memory_mb=int(os.environ.get(environment.MEMORY_MB, "0")),
         gpu_memory_mb=None if gpu_memory_mb is None else int(gpu_memory_mb),
         previous_failure=os.environ.get(environment.PREVIOUS_FAILURE) or None,
+        scratch=None if scratch is None else Path(scratch),
     )

@@ -27,6 +27,7 @@ RUN_LABEL = "io.prefect-heteroflow.flow-run-id"
 ATTEMPT_LABEL = "io.prefect-heteroflow.attempt"
 RESOURCES_LABEL = "io.prefect-heteroflow.resources"
 GPUS_LABEL = "io.prefect-heteroflow.gpus"
+HOOK_LABEL = "io.prefect-heteroflow.cleanup-hook"
 
 
 class HeteroflowVariables(RetryVariables, BaseVariables):

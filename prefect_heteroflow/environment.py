@@ -25,6 +25,7 @@ NODE = "HETEROFLOW_NODE"
 MEMORY_MB = "HETEROFLOW_MEMORY_MB"
 GPU_MEMORY_MB = "HETEROFLOW_GPU_MEMORY_MB"
 PREVIOUS_FAILURE = "HETEROFLOW_PREVIOUS_FAILURE"
+SCRATCH = "HETEROFLOW_SCRATCH"
 CONTEXT_FILE = "HETEROFLOW_CONTEXT_FILE"
 REPORT_FILE = "HETEROFLOW_REPORT_FILE"
 
@@ -37,6 +38,7 @@ def attempt_variables(
     resources: Resources,
     gpu_memory_mb: int | None,
     previous_failure: str | None,
+    scratch: str | None = None,
 ) -> dict[str, str]:
     """Environment variables of one attempt; what is not known is left out."""
     values: dict[str, str | None] = {
@@ -46,6 +48,7 @@ def attempt_variables(
         MEMORY_MB: str(resources.memory_mb),
         GPU_MEMORY_MB: None if gpu_memory_mb is None else str(gpu_memory_mb),
         PREVIOUS_FAILURE: previous_failure,
+        SCRATCH: scratch,
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -41,6 +41,8 @@ POLICY_NAMES = (
     "retry_on",
     "stop_on",
     "retry_exceptions",
+    "cleanup_patterns",
+    "cleanup_hook",
 )
 RESOURCE_NAMES = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
 # Commands that run a flow; any other command of the user's makes the run a plain job.
@@ -176,6 +178,27 @@ class RetryVariables(BaseModel):
             " retried."
         ),
     )
+    cleanup_patterns: list[str] | None = Field(
+        default=None,
+        title="Cleanup patterns",
+        description=(
+            "Files that are removed from the attempt's scratch folder (HETEROFLOW_SCRATCH) before a"
+            " retry on the same node: names at any depth (*.partial), or paths in it"
+            " (cache/**/*.tmp). Empty means the worker's setting (stale locks). A container begins"
+            " with an empty scratch folder."
+        ),
+    )
+    cleanup_hook: str | None = Field(
+        default=None,
+        title="Cleanup hook",
+        description=(
+            "Command, or package.module.function, that runs before a retry on the same node, where"
+            " the attempt runs: in its working folder, or in a container of its own with the same"
+            " image and volumes. One that fails or takes longer than the worker's"
+            " cleanup_hook_timeout (60 s) is noted and keeps no retry from starting. Empty means"
+            " the worker's setting (none)."
+        ),
+    )
     placement: dict[str, Any] | None = Field(
         default=None,
         title="Placement",
@@ -209,6 +232,8 @@ class RetryConfiguration(BaseJobConfiguration):
     stop_on: Any = None
     retry_exceptions: Any = None
     progress_file: Any = None
+    cleanup_patterns: Any = None
+    cleanup_hook: Any = None
     placement: Any = None
 
     _refusal: str | None = PrivateAttr(default=None)

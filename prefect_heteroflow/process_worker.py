@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect.exceptions import InfrastructureNotFound
 from prefect.settings import get_current_settings
@@ -44,12 +44,16 @@ from prefect_heteroflow.attempts.backend import (
     AttemptHandle,
     AttemptNotStarted,
     AttemptPlan,
+    CleanupRequest,
 )
+from prefect_heteroflow.attempts.kept_ends import KeptEnds
 from prefect_heteroflow.console import echo
+from prefect_heteroflow.core.cleanup import CleanupReport
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.infra.cleanup import CleanupPlan, clean_up
 from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
 from prefect_heteroflow.infra.node_probe import probe_node
@@ -152,7 +156,14 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
             )
 
     async def end_all_left(self) -> None:
-        """End the children of an earlier process of this worker, also of runs that were moved."""
+        """End the children of an earlier process of this worker, also of runs that were moved.
+
+        Their ends that it could not tell any more are kept in the folder of this node.
+        """
+        mark = uuid5(NAMESPACE_URL, " ".join(self._owner)).hex
+        folder = get_current_settings().home / "heteroflow" / "ends" / mark
+        self.kept_ends = KeptEnds(folder, self._logger)
+        self.scratch_folders = self._scratch
         await self._in_thread(self._end_all_left)
 
     async def end_left_attempt(self, flow_run_id: UUID) -> None:
@@ -207,6 +218,15 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         child: _Child = handle.inner
         for folder in filter(None, (child.folder, child.working_folder)):
             await self._in_thread(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        self._scratch.remove_if_empty(handle.plan.task_id)
+
+    def scratch_of(self, task_id: str) -> str:
+        """A folder that all attempts of the task on this node share."""
+        return str(self._scratch.of_task(task_id))
+
+    async def clean_up(self, request: CleanupRequest) -> CleanupReport:
+        """Leftover processes, stale files of the scratch folder, the user's hook, GPU memory."""
+        return await self._in_thread(functools.partial(self._clean_up, request))
 
     async def kill_infrastructure(
         self, infrastructure_pid: str, configuration: Any, grace_seconds: int = 30
@@ -227,11 +247,16 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
 
     @property
     def _scratch(self) -> ScratchFolders:
-        return ScratchFolders(self.node.name, self._work_pool_name, _api_url())
+        return ScratchFolders(*self._owner)
+
+    @property
+    def _owner(self) -> tuple[str, str, str]:
+        """Tells this node from all others whose workers run on this machine."""
+        return self.node.name, self._work_pool_name, _api_url()
 
     def _end_all_left(self) -> None:
         ended = end_leftovers({environment.NODE: self.node.name, "PREFECT_API_URL": _api_url()})
-        removed = self._scratch.remove_all()
+        removed = self._scratch.remove_attempts()
         if ended or removed:
             self._logger.info(
                 "An earlier process of this worker had left %d processes and %d folders; they are"
@@ -240,14 +265,33 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 removed,
             )
 
+    def _clean_up(self, request: CleanupRequest) -> CleanupReport:
+        configuration = request.plan.configuration
+        assert isinstance(configuration, HeteroflowProcessJobConfiguration)
+        folder = self._scratch.make_for_task(request.plan.task_id)
+        return clean_up(
+            CleanupPlan(
+                folders=[folder],
+                # The flow's children have other ids of tasks, but this too.
+                marks={environment.SCRATCH: str(folder)},
+                patterns=request.patterns,
+                gpu_free_mb=request.gpu_free_mb,
+                hook=request.hook,
+                hook_folder=configuration.working_dir,
+                hook_environment=_variables(configuration),
+                hook_timeout_seconds=request.hook_timeout_seconds,
+            )
+        )
+
     def _start(self, plan: AttemptPlan) -> _Child:
         configuration = plan.configuration
         assert isinstance(configuration, HeteroflowProcessJobConfiguration)
+        self._scratch.make_for_task(plan.task_id)
         folder = self._scratch.make("attempt")
         working_folder = None
         if configuration.working_dir is None:
             working_folder = self._scratch.make("work")
-        env = {key: value for key, value in configuration.env.items() if value is not None}
+        env = _variables(configuration)
         if plan.context_json is not None:
             context_file = folder / "context.json"
             context_file.write_text(plan.context_json, encoding="utf-8")
@@ -320,6 +364,10 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 self._logger.exception("Output of attempt %d was not read.", handle.plan.attempt)
             if handle.plan.is_echoed:
                 echo(chunk)
+
+
+def _variables(configuration: HeteroflowProcessJobConfiguration) -> dict[str, str]:
+    return {key: value for key, value in configuration.env.items() if value is not None}
 
 
 def _api_url() -> str:

@@ -26,10 +26,12 @@ from prefect_heteroflow.attempts.backend import (
     reason_in,
 )
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
+from prefect_heteroflow.attempts.giving_back import give_back_after
 from prefect_heteroflow.attempts.gpu_shares import GpuShares
+from prefect_heteroflow.attempts.kept_ends import KeptEnd, KeptEnds
 from prefect_heteroflow.attempts.life import AttemptLife
-from prefect_heteroflow.attempts.orphans import schedule_again
 from prefect_heteroflow.attempts.placement import Placements
+from prefect_heteroflow.attempts.retry_cleanup import RetryCleanup
 from prefect_heteroflow.attempts.upkeep import Upkeep
 from prefect_heteroflow.attempts.worker_errors import close_after_error, text_of
 from prefect_heteroflow.core.attempts import Attempt
@@ -37,10 +39,11 @@ from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS
 from prefect_heteroflow.core.user_rules import UserRule
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus
+from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.insisting import insist, is_passing
+from prefect_heteroflow.orchestration.insisting import insist
 from prefect_heteroflow.orchestration.node_presence import NodePresence
 from prefect_heteroflow.orchestration.nodes import NodeNameTaken
 from prefect_heteroflow.orchestration.wakeups import Wakeups
@@ -72,6 +75,8 @@ class RetryingWorker(_Base):
     """Mixin for a Prefect worker that fills in `AttemptBackend` and `probe_node`."""
 
     containers: bool
+    scratch_folders: ScratchFolders | None = None
+    """Of tasks, where they outlast the attempts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,6 +95,8 @@ class RetryingWorker(_Base):
         self._cancelled_early: set[UUID] = set()
         """Runs that were cancelled between the moment they were taken and their life here."""
         self._gpu_shares = GpuShares()
+        self.retry_cleanup = RetryCleanup(self._gpu_shares)
+        self.kept_ends = KeptEnds(None, self._logger)
         self._wakeups = Wakeups(self.get_and_submit_flow_runs, self._logger)
         self._placements: Placements | None = None
         self._upkeep: Upkeep | None = None
@@ -185,8 +192,7 @@ class RetryingWorker(_Base):
             identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
             await self._go_on_after(life)
         except Exception as error:
-            if self._is_outage_before_start(error, flow_run.id):
-                await self._give_back(self._lives[flow_run.id], error)
+            if await give_back_after(error, self, self._lives[flow_run.id]):
                 return self.attempt_result("")
             # Core would only log it, and the run would stay `Running` for ever.
             await self._crash(self._lives[flow_run.id], error)
@@ -219,23 +225,6 @@ class RetryingWorker(_Base):
             life = self._lives[life.flow_run.id] = following
             self._asked_for.discard(life.flow_run.id)
             await life.go_on()
-
-    def _is_outage_before_start(self, error: Exception, flow_run_id: UUID) -> bool:
-        """The API went away and nothing of the attempt has run: that is no crash of the run."""
-        return (
-            isinstance(error, httpx.HTTPError)
-            and is_passing(error)
-            and self._lives[flow_run_id].handle is None
-        )
-
-    async def _give_back(self, life: AttemptLife, error: Exception) -> None:
-        message = (
-            f"The Prefect API failed ({type(error).__name__}) before attempt {life.attempt} was"
-            " started. Nothing of it has run yet; it is tried again."
-        )
-        logger = self.get_flow_run_logger(life.flow_run)
-        step = partial(schedule_again, self, life.flow_run, message)
-        await insist(step, logger, f"the start of attempt {life.attempt}")
 
     async def _submit_scheduled_flow_runs(
         self, flow_run_response: list[WorkerFlowRunResponse]
@@ -411,6 +400,10 @@ class RetryingWorker(_Base):
         """Whether that run's attempt runs here."""
         return flow_run_id in self._lives
 
+    def has_task(self, task_id: UUID) -> bool:
+        """Whether an attempt of that task runs here."""
+        return any(life.task_id == task_id for life in self._lives.values())
+
     def is_busy_with(self, flow_run_id: UUID) -> bool:
         """Whether that run's attempt runs here, or is on its way to."""
         return flow_run_id in self._lives or flow_run_id in self._submitting_flow_run_ids
@@ -482,7 +475,12 @@ class RetryingWorker(_Base):
             await self.discard_attempt(handle)
 
     async def settle_lost(
-        self, flow_run: FlowRun, history: tuple[Attempt, ...], *, because: str | None = None
+        self,
+        flow_run: FlowRun,
+        history: tuple[Attempt, ...],
+        *,
+        because: str | None = None,
+        kept: KeptEnd | None = None,
     ) -> None:
         """Settle an attempt whose process is gone, or whose node is, as a lost one.
 
@@ -490,13 +488,14 @@ class RetryingWorker(_Base):
             flow_run: The attempt's run, of any pool.
             history: All attempts of the task, that one last.
             because: How it is known; without it, it is one of this node.
+            kept: Its end, if an earlier process of this worker saw it.
         """
         if because is None:
             await self.end_left_attempt(flow_run.id)
         life = AttemptLife(self, flow_run, await self.configuration_for(flow_run))
         self._lives[flow_run.id] = life
         try:
-            await life.settle_lost(history, because)
+            await life.settle_lost(history, because, kept)
         except BaseException:
             self._forget(flow_run.id)
             raise
@@ -524,8 +523,7 @@ class RetryingWorker(_Base):
         try:
             await self._go_on_after(life)
         except Exception as error:
-            if self._is_outage_before_start(error, flow_run.id):
-                await self._give_back(self._lives[flow_run.id], error)
+            if await give_back_after(error, self, self._lives[flow_run.id]):
                 return
             self._logger.exception("Run %s could not go on.", flow_run.id)
             await self._crash(self._lives[flow_run.id], error)

@@ -65,6 +65,26 @@ class HeteroflowSettings(PrefectBaseSettings):
         default=False,
         description="Whether application exceptions are retried: false, true, or type names.",
     )
+    cleanup_patterns: list[Any] | str | None = Field(
+        default=None,
+        description=(
+            "Files of an attempt's scratch folder that go before a retry on the same node. Unset"
+            " means `*.lock`, `*.lck`, `lock` and `nccl-*`; an empty text means none."
+        ),
+    )
+    cleanup_hook: str | None = Field(
+        default=None,
+        description=(
+            "Command, or package.module.function, that runs before a retry on the same node."
+        ),
+    )
+    cleanup_hook_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds after which a cleanup hook is ended; the retry starts all the same.",
+    )
     rules_file: str | None = Field(
         default=None, description="Path of a YAML file with rules of your own."
     )

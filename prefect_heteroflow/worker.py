@@ -35,14 +35,18 @@ from prefect_docker.worker import (
     DockerWorkerResult,
 )
 
+from prefect_heteroflow import environment
 from prefect_heteroflow.attempts.backend import (
     AttemptEnd,
     AttemptHandle,
     AttemptNotStarted,
     AttemptPlan,
+    CleanupRequest,
     WorkerCannotStart,
 )
+from prefect_heteroflow.container_cleanup import clean_up_node
 from prefect_heteroflow.container_watch import ContainerWatch
+from prefect_heteroflow.core.cleanup import CleanupReport
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError
@@ -51,6 +55,7 @@ from prefect_heteroflow.core.resources import Node, Resources
 from prefect_heteroflow.docker_job import (
     ATTEMPT_LABEL,
     GPUS_LABEL,
+    HOOK_LABEL,
     NODE_LABEL,
     RESOURCES_LABEL,
     RUN_LABEL,
@@ -61,7 +66,7 @@ from prefect_heteroflow.docker_job import (
 )
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
-from prefect_heteroflow.infra.container_engine import ContainerEngine, is_away
+from prefect_heteroflow.infra.container_engine import ContainerEngine, engine_text, is_away
 from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -176,7 +181,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                     failure=FailureClass.INVALID_CONFIG,
                 ) from error
             if isinstance(error, docker.errors.DockerException | RuntimeError | OSError):
-                raise AttemptNotStarted(_engine_text(error)) from error
+                raise AttemptNotStarted(engine_text(error)) from error
             raise
         finally:
             with self._plans_lock:
@@ -237,6 +242,21 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         if getattr(handle.plan.configuration, "auto_remove", True):
             await self._when_engine_answers(functools.partial(self._docker.remove, handle.inner))
 
+    def scratch_of(self, task_id: str) -> str:
+        """A folder in the container, which goes with it."""
+        return containers.SCRATCH_PATH
+
+    async def clean_up(self, request: CleanupRequest) -> CleanupReport:
+        """The user's hook and the GPU memory; the rest went with the container of before."""
+        clean = functools.partial(
+            clean_up_node,
+            request,
+            node_name=self.node.name,
+            engine=self._docker,
+            create=self._create_and_start_container,
+        )
+        return await self._in_thread(clean)
+
     async def kill_infrastructure(
         self,
         infrastructure_pid: str,
@@ -291,7 +311,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             flow_run = await self.client.read_flow_run(UUID(labels[RUN_LABEL]))
         except (ObjectNotFound, ValueError):
             flow_run = None
-        if flow_run is None or status == "created":
+        if flow_run is None or status == "created" or HOOK_LABEL in labels:
             await self._in_thread(functools.partial(self._docker.remove, container_id))
             return None
         configuration = await self.configuration_for(flow_run)
@@ -348,20 +368,23 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 raise RuntimeError("The run was cancelled before its container was created.")
             self._creating.add(name)
         container = super()._create_container(docker_client, **kwargs)
-        if plan.context_json is None:
-            return container
         try:
             container.put_archive("/", containers.entry_archive(plan.context_json))
         except docker.errors.APIError as error:
-            if "read-only" not in str(error) or plan.configuration.command != ENTRY_COMMAND:
+            is_flow, command = plan.context_json is not None, kwargs.get("command")
+            if "read-only" not in str(error) or (is_flow and command != ENTRY_COMMAND):
                 raise
-            self.get_flow_run_logger(plan.flow_run).warning(
-                "The container's root is read-only, so the flow runs by Prefect's own engine:"
-                " kills are still retried, exceptions end the run as in any other worker."
-            )
+            if is_flow:
+                command = containers.PREFECT_COMMAND
+                self.get_flow_run_logger(plan.flow_run).warning(
+                    "The container's root is read-only, so the flow runs by Prefect's own engine:"
+                    " kills are still retried, exceptions end the run as in any other worker."
+                )
             container.remove(force=True, v=True)
+            variables = dict(kwargs.get("environment") or {})
+            variables.pop(environment.SCRATCH, None)
             return super()._create_container(
-                docker_client, **{**kwargs, "command": containers.PREFECT_COMMAND}
+                docker_client, **{**kwargs, "command": command, "environment": variables}
             )
         return container
 
@@ -391,12 +414,3 @@ def _name_of(plan: AttemptPlan) -> _AttemptName:
 
 def _ignore_output(chunk: bytes, *, is_old: bool = False) -> None:
     """Until the life that watches the attempt again takes its output."""
-
-
-def _engine_text(error: Exception) -> str:
-    """The engine's own sentence, without docker-py's decoration where it can be had."""
-    explanation = getattr(error, "explanation", None)
-    if explanation:
-        return str(explanation)
-    cause = error.__cause__
-    return f"{error}: {cause}" if cause is not None else str(error)

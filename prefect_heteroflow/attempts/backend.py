@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prefect.client.schemas.objects import FlowRun
 
+from prefect_heteroflow.core.cleanup import CleanupReport
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import Gpu, Resources
@@ -80,6 +82,19 @@ class AttemptEnd:
         return bool(self.oom_killed or self.oom_kill_count)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupRequest:
+    """What an attempt wants to be cleaned up on this node, where an earlier one of its task ran."""
+
+    plan: AttemptPlan
+    """Of the attempt that is about to start."""
+    patterns: Sequence[str]
+    hook: str | None
+    hook_timeout_seconds: float
+    gpu_free_mb: Mapping[str, int]
+    """GPU uuid -> memory that was free before the earlier attempt began, MiB."""
+
+
 class AttemptNotStarted(Exception):
     """The engine refused to pull, create or start.
 
@@ -98,6 +113,12 @@ class AttemptBackend(Protocol):
     """Starts, watches and ends attempts on this node."""
 
     containers: bool
+
+    def scratch_of(self, task_id: str) -> str:
+        """Path of the task's scratch folder, as its attempts see it."""
+
+    async def clean_up(self, request: CleanupRequest) -> CleanupReport:
+        """Clean up before an attempt. It takes minutes at most."""
 
     async def start_attempt(self, plan: AttemptPlan) -> AttemptHandle:
         """Start it.

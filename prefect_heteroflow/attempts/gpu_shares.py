@@ -33,6 +33,11 @@ class GpuShares:
         self._taken[owner] = tuple(gpu.uuid for gpu in chosen)
         return chosen
 
+    def in_use(self, *, but_for: str) -> set[str]:
+        """Uuids of the GPUs that others than this owner use."""
+        others = (taken for owner, taken in self._taken.items() if owner != but_for)
+        return {uuid for taken in others for uuid in taken}
+
     def give_back(self, owner: str) -> None:
         """Nothing is used by that owner any more."""
         self._taken.pop(owner, None)

@@ -23,6 +23,7 @@ from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
 from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
 from prefect_heteroflow.attempts.ending import NextAttempt
 from prefect_heteroflow.attempts.orphans import go_on_after
+from prefect_heteroflow.attempts.remains import read_progress, read_report
 from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
 from prefect_heteroflow.attempts.settling import AttemptSettling
 from prefect_heteroflow.attempts.standing import read_standing
@@ -34,7 +35,6 @@ from prefect_heteroflow.core.job_values import (
     boost_gpu_inference_memory,
     parse_job_values,
 )
-from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.fast_literals import fast_finder
@@ -46,6 +46,7 @@ from prefect_heteroflow.orchestration.insisting import insist
 from prefect_heteroflow.orchestration.run_output import RunOutput
 
 if TYPE_CHECKING:
+    from prefect_heteroflow.attempts.kept_ends import KeptEnd
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 
@@ -136,7 +137,8 @@ class AttemptLife:
         number = handle.plan.attempt
         known = [row for row in self._history if row.attempt == number]
         self._history = tuple(row for row in self._history if row.attempt < number)
-        self._row = known[0] if known else self._new_row(number)
+        unwritten = _with_resources(self._new_row(number), handle.plan.resources)
+        self._row = known[0] if known else unwritten
         if self._row.status not in (AttemptStatus.RUNNING, AttemptStatus.SCHEDULED):
             self._logger.info("Attempt %d was settled before; its remains are removed.", number)
             await go_on_after(self._worker, self.task_id, self.flow_run)
@@ -169,12 +171,15 @@ class AttemptLife:
         """What is to be written down about the attempt so far."""
         return self._row
 
-    async def settle_lost(self, history: tuple[Attempt, ...], because: str | None) -> None:
-        """Decide about an attempt whose process is gone and whose end nobody saw.
+    async def settle_lost(
+        self, history: tuple[Attempt, ...], because: str | None, kept: KeptEnd | None
+    ) -> None:
+        """Decide about an attempt whose process is gone and whose end nobody saw, unless kept.
 
         Args:
             history: All attempts of the task, that one last.
             because: How it is known, if there is more to say than that.
+            kept: The end, if an earlier process of this worker saw it.
         """
         *earlier, self._row = history
         self._history = tuple(earlier)
@@ -186,9 +191,10 @@ class AttemptLife:
             self._values.resources,
             memory_mb=self._row.memory_mb or self._values.resources.memory_mb,
         )
-        self._following = await self._settling().ended(
-            AttemptEnd(lost=True, lost_because=because), None
-        )
+        settling, end = self._settling(), AttemptEnd(lost=True, lost_because=because)
+        if kept is not None:
+            end = kept.restore(settling)
+        self._following = await settling.ended(end, None if kept is None else kept.report)
 
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
@@ -248,13 +254,7 @@ class AttemptLife:
                 boosted.memory_mb,
             )
             self._resources = boosted
-        self._row = dataclasses.replace(
-            self._row,
-            memory_mb=self._resources.memory_mb,
-            shm_mb=self._resources.shm_mb,
-            gpu_count=self._resources.gpu_count,
-            gpu_memory_mb=self._resources.gpu_memory_mb,
-        )
+        self._row = _with_resources(self._row, self._resources)
         return await self._accept_place()
 
     async def _accept_place(self) -> bool:
@@ -273,8 +273,13 @@ class AttemptLife:
 
     async def _start(self) -> AttemptHandle | None:
         """`None` if it could not be started, and that was settled."""
+        plan, worker = self._planned(), self._worker
+        cleaned = await worker.retry_cleanup.before(worker, plan, self._history, self._values)
+        self._row = dataclasses.replace(self._row, cleanup=cleaned)
+        if self.cancel_requested and not await self._is_due():
+            return None
         try:
-            handle = await start_unless_cancelled(self._worker, self._planned(), self._cancelled)
+            handle = await start_unless_cancelled(worker, plan, self._cancelled)
         except AttemptNotStarted as error:
             self._following = await self._settling().not_started(error)
             return None
@@ -301,6 +306,7 @@ class AttemptLife:
             resources=self._resources,
             gpu_memory_mb=gpu_memory_mb,
             previous_failure=previous,
+            scratch=worker.scratch_of(str(self.task_id)),
         )
         self._configuration.env = {**self._configuration.env, **variables}
         plan = Plan(
@@ -386,11 +392,12 @@ class AttemptLife:
             end = await self._worker.wait_attempt(handle)
             ended.set()
         self._output.close()
-        report = await self._read_report(handle)
+        report = await read_report(self._worker, handle, self._logger)
         settling = self._settling()
-        settling.progress = await self._read_progress(handle)
+        settling.progress = await read_progress(self._worker, handle, self._logger)
         try:
-            self._following = await settling.ended(end, report)
+            async with self._worker.kept_ends.keep(settling, end, report):
+                self._following = await settling.ended(end, report)
         except ObjectNotFound:
             self._logger.warning("The run was deleted; what is left of its attempt is removed.")
         finally:
@@ -406,26 +413,6 @@ class AttemptLife:
         except Exception as error:
             # The run stands where it should; only its remains do not go.
             self._logger.warning("What is left of the attempt could not be removed: %s", error)
-
-    async def _read_progress(self, handle: AttemptHandle) -> Progress | None:
-        path = getattr(self._configuration, "progress_file", None)
-        if not isinstance(path, str) or not path:
-            return None
-        try:
-            return await self._worker.read_progress(handle, path)
-        except Exception as error:
-            self._logger.warning("The progress file %s cannot be read: %s", path, error)
-            return None
-
-    async def _read_report(self, handle: AttemptHandle) -> environment.EngineReport | None:
-        text = await self._worker.read_report(handle)
-        if text is None:
-            return None
-        try:
-            return environment.report_from_json(text)
-        except ValueError as error:
-            self._logger.warning("The engine's report cannot be read: %s", error)
-            return None
 
     def _settling(self) -> AttemptSettling:
         return AttemptSettling(
@@ -459,3 +446,13 @@ class AttemptLife:
 
     def _gpu_memory_mb(self) -> int | None:
         return min((gpu.memory_mb for gpu in self._gpus), default=None)
+
+
+def _with_resources(row: Attempt, resources: Resources) -> Attempt:
+    return dataclasses.replace(
+        row,
+        memory_mb=resources.memory_mb,
+        shm_mb=resources.shm_mb,
+        gpu_count=resources.gpu_count,
+        gpu_memory_mb=resources.gpu_memory_mb,
+    )

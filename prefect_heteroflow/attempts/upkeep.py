@@ -20,6 +20,7 @@ from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
+from prefect_heteroflow.attempts.retry_cleanup import remove_scratch_of_ended
 from prefect_heteroflow.attempts.stranded import Stranded
 from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
 from prefect_heteroflow.core.breaker import UNLIMITED
@@ -93,6 +94,7 @@ class Upkeep:
                 await self._orphans.look()
             await self._stranded.look()
             await self._see_to_held()
+            await remove_scratch_of_ended(self._worker)
 
     async def _remove_left_leases(self) -> None:
         if self._worker.is_set_up:
@@ -143,6 +145,7 @@ class Upkeep:
         while True:
             try:
                 if self._worker.is_set_up:
+                    await self._worker.kept_ends.settle_all(self._worker)
                     for handle, configuration in await self._worker.find_left_attempts():
                         await self._worker.adopt(handle, configuration)
                     await self._orphans.look()

@@ -63,7 +63,7 @@ def attempt_parts(attempts: Sequence[Attempt]) -> list[RenderableType]:
     parts: list[RenderableType] = [
         FittingTable(columns=[_column(field, attempts) for field in fields])
     ]
-    if any(row.reason or row.decision for row in attempts):
+    if any(row.reason or row.decision or row.cleanup for row in attempts):
         parts.append(_told(attempts))
     return [*parts, Text("Sizes in MB (MiB).", style="dim")]
 
@@ -78,7 +78,7 @@ def _column(field: _Field, attempts: Sequence[Attempt]) -> Column:
 
 
 def _told(attempts: Sequence[Attempt]) -> Table:
-    """Reason and decision of each attempt that has one, with its number before them."""
+    """Cleanup, reason and decision of each attempt that has one, after its number."""
     grid = Table.grid(padding=(0, 1, 0, 1))
     for row in attempts:
         if lines := list(_sentences(row)):
@@ -87,6 +87,8 @@ def _told(attempts: Sequence[Attempt]) -> Table:
 
 
 def _sentences(row: Attempt) -> Iterator[str]:
+    if row.cleanup:
+        yield row.cleanup
     if row.reason:
         yield f"{row.reason} (rule {row.rule})" if row.rule else row.reason
     if followed := what_followed(row):

@@ -60,6 +60,8 @@ class Attempt:
     """Where its output can be found."""
     progress: str | None = None
     """Where it was when it ended, as it said itself (`core.progress`)."""
+    cleanup: str | None = None
+    """What was cleaned up on its node before it started, as a sentence (`core.cleanup`)."""
     ending: str | None = None
     """Name of the state in which the task was to end with this attempt (`core.policy.Ending`)."""
     ended_task: bool = False
@@ -73,7 +75,7 @@ COLUMNS: tuple[str, ...] = (
     *("attempt", "pool", "node", "status", "failure", "reason", "decision"),
     *("memory_mb", "gpu_memory_mb", "peak_memory_mb", "exit_code", "started", "ended", "log"),
     *("flow_run_id", "rule", "shm_mb", "gpu_count", "never_started", "ended_task", "ending"),
-    *("progress",),
+    *("progress", "cleanup"),
 )
 
 ERROR_TITLES: MappingProxyType[str, str] = MappingProxyType(
@@ -175,6 +177,7 @@ def from_row(row: Mapping[str, object]) -> Attempt:
         log=_text(row, "log"),
         never_started=bool(claims["never_started"]),
         progress=_text(row, "progress"),
+        cleanup=_text(row, "cleanup"),
         ended_task=bool(claims["ended_task"]),
         ending=_text(row, "ending"),
     )
@@ -243,6 +246,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Attempt], str]], ...] = (
     ("where", lambda row: _where(row)),
     ("memory", lambda row: _memory(row)),
     ("GPU memory", lambda row: _mb(row.gpu_memory_mb)),
+    ("before it started", lambda row: row.cleanup or ""),
     ("what happened", lambda row: _what(row)),
     ("then", lambda row: what_followed(row) or ""),
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from prefect_heteroflow.core.masking import mask_secrets
 
 DEFAULT_PATTERNS: tuple[str, ...] = (
     "*.lock",
@@ -22,6 +25,10 @@ MAX_PATTERN_CHARACTERS = 200
 MAX_ANY_DEPTH = 2
 """Each `**` more multiplies the work of one comparison."""
 MAX_NAMED = 5
+MAX_HOOK_CHARACTERS = 2000
+
+_FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:](?P<name>[A-Za-z_]\w*)")
+_CALL = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +55,8 @@ class CleanupReport:
             rest = f" and {more} more" if more > 0 else ""
             parts.append(f"removed {named}{rest} ({self.removed_bytes} bytes)")
         if self.ended_processes:
-            parts.append(f"ended {self.ended_processes} leftover processes")
+            noun = "process" if self.ended_processes == 1 else "processes"
+            parts.append(f"ended {self.ended_processes} leftover {noun}")
         if self.gpu_wait_seconds is not None:
             parts.append(f"waited {self.gpu_wait_seconds:.0f} s for GPU memory")
         if self.hook is not None:
@@ -101,6 +109,38 @@ def _problem(value: object) -> str | None:
     if any(character in text for character in ("$", "\\", "\0", "\n")):
         return "variables, backslashes and line breaks are not replaced"
     return None
+
+
+def hook_command(hook: str, *, python: str = "python") -> list[str]:
+    """The words of the process that runs a user's hook.
+
+    A text of the form `package.module.function` or `package.module:function` is a function
+    without arguments; everything else is a command, without a shell.
+
+    Args:
+        hook: The text.
+        python: The interpreter for functions.
+
+    Raises:
+        ValueError: It is blank or too long, or a quote is not closed.
+    """
+    if len(hook) > MAX_HOOK_CHARACTERS:
+        raise ValueError(
+            f"cleanup hook has {len(hook)} characters, allowed are {MAX_HOOK_CHARACTERS}: put it"
+            " into a script."
+        )
+    if found := _FUNCTION.fullmatch(hook.strip()):
+        return [python, "-c", _CALL, found["module"], found["name"]]
+    try:
+        words = shlex.split(hook)
+    except ValueError as error:
+        shown = mask_secrets(hook)[:MAX_PATTERN_CHARACTERS]
+        raise ValueError(f"cleanup hook {shown!r}: {error}. Close the quote.") from error
+    if not words:
+        raise ValueError(
+            f"cleanup hook {hook!r} is blank: give a command or package.module.function."
+        )
+    return words
 
 
 def is_matched(path: str, patterns: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from prefect_heteroflow.core.cleanup import DEFAULT_PATTERNS, hook_command, parse_cleanup_patterns
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.inference_images import is_gpu_inference_image
 from prefect_heteroflow.core.policy import POLICY_RANGES, STRATEGIES, RetryPolicy, RetryStrategy
@@ -41,6 +42,10 @@ class JobValues:
     retry_on: tuple[object, ...] = ()
     """Rules of the user, as given; the parser of rules reads them."""
     stop_on: tuple[object, ...] = ()
+    cleanup_patterns: tuple[str, ...] = DEFAULT_PATTERNS
+    """Files of the scratch folder that go before a retry on the same node."""
+    cleanup_hook: str | None = None
+    """What of the user's runs before such a retry; see `core.cleanup.hook_command`."""
 
 
 class JobValueError(ValueError):
@@ -88,6 +93,7 @@ def parse_job_values(
     )
     retry_exceptions = reader.exceptions()
     retry_on, stop_on = reader.listed("retry_on"), reader.listed("stop_on")
+    cleanup_patterns, cleanup_hook = reader.patterns(), reader.hook()
     too_large = _above_limit(reader, policy, resources)
     asks_for_gpu_memory = values.get("gpu_memory_mb") is not None
     reader.problems += _without_gpu(reader, resources) if asks_for_gpu_memory else []
@@ -103,6 +109,8 @@ def parse_job_values(
         retry_exceptions=retry_exceptions,
         retry_on=retry_on,
         stop_on=stop_on,
+        cleanup_patterns=cleanup_patterns,
+        cleanup_hook=cleanup_hook,
     )
 
 
@@ -226,11 +234,43 @@ class _Reader:
         self._refuse(name, "a list of rules, each a text or a mapping")
         return ()
 
+    def patterns(self) -> tuple[str, ...]:
+        """`cleanup_patterns`: a list, or one text with commas; a blank text cleans nothing."""
+        value = self._given.get("cleanup_patterns", DEFAULT_PATTERNS)
+        if isinstance(value, str):
+            value = value.split(",") if value.strip() else ()
+        if not isinstance(value, (list, tuple)):
+            self._refuse("cleanup_patterns", "a list of patterns such as *.partial")
+            return DEFAULT_PATTERNS
+        try:
+            return parse_cleanup_patterns(value)
+        except ValueError as error:
+            self._note("cleanup_patterns", str(error).rstrip("."))
+            return DEFAULT_PATTERNS
+
+    def hook(self) -> str | None:
+        """`cleanup_hook`: a command or a dotted function."""
+        value = self._given.get("cleanup_hook")
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            self._refuse("cleanup_hook", "a command, or package.module.function")
+            return None
+        try:
+            hook_command(value)
+        except ValueError as error:
+            self._note("cleanup_hook", str(error).rstrip("."))
+            return None
+        return value
+
+    def _note(self, name: str, problem: str) -> None:
+        self.problems.append(problem)
+        self.refused.add(name)
+
     def _refuse(self, name: str, allowed: str) -> None:
         shown = repr(self._given[name])
         shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
-        self.problems.append(f"{name} {shown}: allowed is {allowed}")
-        self.refused.add(name)
+        self._note(name, f"{name} {shown}: allowed is {allowed}")
 
 
 def _number(value: object, *, whole: bool) -> int | float | None:

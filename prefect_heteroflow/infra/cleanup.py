@@ -33,15 +33,18 @@ _SHARED_FOLDERS = frozenset(
 class CleanupPlan:
     """What is cleaned before one retry on the same node."""
 
-    folders: Sequence[Path]
+    folders: Sequence[Path] = ()
     """The attempt's own scratch and temporary folders, and no others."""
-    marks: Mapping[str, str]
-    """Variables that only processes of the ended attempt have in their environment."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Variables that only processes of the ended attempt have in their environment; without any,
+    no process is looked for."""
     patterns: Sequence[str] = DEFAULT_PATTERNS
-    """From `core.cleanup.parse_cleanup_patterns`, and the defaults."""
+    """From `core.cleanup.parse_cleanup_patterns`."""
     gpu_free_mb: Mapping[str, int] = field(default_factory=dict)
     """GPU uuid -> memory that was free before the attempt began, MiB."""
     hook: str | None = None
+    hook_folder: Path | None = None
+    """Where the hook runs; without it, in the first of the folders."""
     hook_environment: Mapping[str, str] = field(default_factory=dict)
     hook_timeout_seconds: float = HOOK_TIMEOUT_SECONDS
 
@@ -57,11 +60,12 @@ def clean_up(
     The processes come first, since they hold files and GPU memory; the GPU memory comes last.
     """
     problems: list[str] = []
-    ended = end_leftovers(plan.marks)
+    ended = end_leftovers(plan.marks) if plan.marks else 0
     removed, removed_bytes = remove_matching(plan.folders, plan.patterns, problems)
     hook_text = None
     if plan.hook is not None:
-        folder = next((it for it in plan.folders if it.is_dir()), Path("/"))
+        folders = (*filter(None, [plan.hook_folder]), *plan.folders)
+        folder = next((it for it in folders if it.is_dir()), Path("/"))
         succeeded, text = run_hook(
             plan.hook,
             folder=folder,

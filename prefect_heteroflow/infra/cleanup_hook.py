@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,37 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
+from prefect_heteroflow.core.cleanup import hook_command
 from prefect_heteroflow.core.masking import mask_secrets
 from prefect_heteroflow.infra.leftovers import end_leftovers
 
 MAX_OUTPUT_CHARACTERS = 200
+TAIL_BYTES = 4096
 HOOK_MARK = "HETEROFLOW_CLEANUP"
 """Variable in the environment of a hook and of all that it starts."""
-
-_FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:](?P<name>[A-Za-z_]\w*)")
-_CALL = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])()"
-
-
-def hook_command(hook: str) -> list[str]:
-    """The words of the process that runs a hook.
-
-    A text of the form `package.module.function` or `package.module:function` is a function
-    without arguments; everything else is a command, without a shell.
-
-    Raises:
-        ValueError: It is blank, or a quote is not closed.
-    """
-    if found := _FUNCTION.fullmatch(hook.strip()):
-        return [sys.executable, "-c", _CALL, found["module"], found["name"]]
-    try:
-        words = shlex.split(hook)
-    except ValueError as error:
-        raise ValueError(f"cleanup hook {hook!r}: {error}. Close the quote.") from error
-    if not words:
-        raise ValueError(
-            f"cleanup hook {hook!r} is blank: give a command or package.module.function."
-        )
-    return words
 
 
 def run_hook(
@@ -52,7 +27,7 @@ def run_hook(
     """Run a hook to its end, or end it after `timeout_seconds` with all that it started.
 
     Args:
-        hook: What to run, see `hook_command`.
+        hook: What to run, see `core.cleanup.hook_command`.
         folder: Its working folder.
         environment: Its whole environment.
         timeout_seconds: How long it may take.
@@ -61,7 +36,7 @@ def run_hook(
         Whether it succeeded, and a few words on how it ended.
     """
     try:
-        command = hook_command(hook)
+        command = hook_command(hook, python=sys.executable)
     except ValueError as error:
         return False, str(error)
     mark = {HOOK_MARK: uuid4().hex}
@@ -84,12 +59,27 @@ def run_hook(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return False, f"the cleanup hook was ended after {timeout_seconds:g} s"
+            return hook_timed_out(timeout_seconds)
         finally:
             end_leftovers(mark, grace_seconds=0)
-        if status == 0:
-            return True, "the cleanup hook succeeded"
-        output.seek(max(0, output.tell() - 4096))
-        said = output.read(4096).decode("utf-8", "replace").strip().splitlines()
-    last = f": {mask_secrets(said[-1])[:MAX_OUTPUT_CHARACTERS]}" if said else ""
+        output.seek(max(0, output.tell() - TAIL_BYTES))
+        return hook_ended(status, output.read(TAIL_BYTES))
+
+
+def hook_ended(status: int, said: bytes) -> tuple[bool, str]:
+    """Whether a hook that ended with this status succeeded, and a few words on it.
+
+    Args:
+        status: Its exit status.
+        said: The end of its output; the last line is shown where it failed.
+    """
+    if status == 0:
+        return True, "the cleanup hook succeeded"
+    lines = said.decode("utf-8", "replace").strip().splitlines()
+    last = f": {mask_secrets(lines[-1])[:MAX_OUTPUT_CHARACTERS]}" if lines else ""
     return False, f"the cleanup hook ended with status {status}{last}"
+
+
+def hook_timed_out(timeout_seconds: float) -> tuple[bool, str]:
+    """What is said of a hook that was ended for its time."""
+    return False, f"the cleanup hook was ended after {timeout_seconds:g} s"

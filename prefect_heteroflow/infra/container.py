@@ -22,6 +22,7 @@ FOLDER = "/.heteroflow"
 """Folder of ours in each container: the engine entry, its context and its report."""
 CONTEXT_PATH = f"{FOLDER}/context.json"
 REPORT_PATH = f"{FOLDER}/report/report.json"
+SCRATCH_PATH = f"{FOLDER}/scratch"
 ENTRY_COMMAND = (
     f"python -c \"import sys; sys.path.insert(0, '{FOLDER}');"
     ' from prefect_heteroflow.engine import main; main()"'
@@ -33,6 +34,7 @@ _LEFT_OUT = {
     "attempts",
     "cli",
     "collection.py",
+    "container_cleanup.py",
     "container_watch.py",
     "docker_job.py",
     "process_worker.py",
@@ -59,10 +61,11 @@ def _package_members() -> tuple[tuple[str, bytes], ...]:
     return tuple(members)
 
 
-def entry_archive(context_json: str) -> bytes:
-    """A tar archive, to be unpacked at `/`: this package, the context, a folder for the report.
+def entry_archive(context_json: str | None) -> bytes:
+    """A tar archive, to be unpacked at `/`: a scratch folder, and what the engine entry needs.
 
-    With it, any image that has Prefect runs the worker's own version of the engine entry.
+    That is this package, the context, and a folder for the report: any image that has Prefect runs
+    the worker's own version of it. Without a context there is only the scratch folder.
     """
     buffer = io.BytesIO()
     folder = FOLDER.lstrip("/")
@@ -82,11 +85,13 @@ def entry_archive(context_json: str) -> bytes:
 
         add(folder, None, 0o755)
         # The container's user need not be root.
-        add(f"{folder}/report", None, 0o1777)
-        # The image may not let the user write bytecode; the sources are all that is needed.
-        for name, content in _package_members():
-            add(f"{folder}/{name}", content, 0o644)
-        add(CONTEXT_PATH.lstrip("/"), context_json.encode(), 0o644)
+        add(SCRATCH_PATH.lstrip("/"), None, 0o1777)
+        if context_json is not None:
+            add(f"{folder}/report", None, 0o1777)
+            # The image may not let the user write bytecode; the sources are all that is needed.
+            for name, content in _package_members():
+                add(f"{folder}/{name}", content, 0o644)
+            add(CONTEXT_PATH.lstrip("/"), context_json.encode(), 0o644)
     return buffer.getvalue()
 
 

@@ -96,3 +96,12 @@ def is_away(error: BaseException) -> bool:
     # prefect-docker wraps what docker-py says when it cannot connect.
     cause = error.__cause__ if isinstance(error, RuntimeError) else error
     return isinstance(cause, docker.errors.DockerException)
+
+
+def engine_text(error: Exception) -> str:
+    """The engine's own sentence, without docker-py's decoration where it can be had."""
+    explanation = getattr(error, "explanation", None)
+    if explanation:
+        return str(explanation)
+    cause = error.__cause__
+    return f"{error}: {cause}" if cause is not None else str(error)

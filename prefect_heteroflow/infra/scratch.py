@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 _PREFIX = "heteroflow-"
+_SCRATCH = "scratch-"
 
 
 class ScratchFolders:
@@ -22,23 +26,83 @@ class ScratchFolders:
         self._prefix = f"{_PREFIX}{uuid5(NAMESPACE_URL, ' '.join(owner)).hex[:12]}-"
 
     def make(self, purpose: str) -> Path:
-        """A new folder.
+        """A new folder of one attempt.
 
         Raises:
             OSError: It cannot be made.
         """
         return Path(tempfile.mkdtemp(prefix=f"{self._prefix}{purpose}-"))
 
-    def remove_all(self) -> int:
-        """Remove every folder of this node; gives how many there were.
+    def of_task(self, task_id: UUID | str) -> Path:
+        """Where the scratch folder of a task is, whether there is one or not."""
+        name = f"{self._prefix}{_SCRATCH}{UUID(str(task_id))}"
+        return Path(tempfile.gettempdir(), name)
+
+    def make_for_task(self, task_id: UUID | str) -> Path:
+        """The scratch folder of a task, which all its attempts on this node share.
+
+        Raises:
+            OSError: It cannot be made, or somebody else has put something in its place: everybody
+                may write where temporary folders are.
+        """
+        folder = self.of_task(task_id)
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                raise OSError(
+                    f"{folder} is there already and is no folder of this worker's user. Remove it."
+                ) from None
+        return folder
+
+    def remove_if_empty(self, task_id: UUID | str) -> None:
+        """Remove a task's scratch folder if nothing is in it, as with most tasks."""
+        with contextlib.suppress(OSError):
+            self.of_task(task_id).rmdir()
+
+    def set_aside(self, task_id: UUID | str) -> Path | None:
+        """Take a task's scratch folder away, to be removed; `None` if there is none.
+
+        At once, so that an attempt that starts meanwhile begins with a new one.
+        """
+        aside = self.make("gone")
+        try:
+            return self.of_task(task_id).rename(aside / "scratch").parent
+        except OSError:
+            aside.rmdir()
+            return None
+
+    def tasks(self) -> list[UUID]:
+        """The tasks that have a scratch folder on this node."""
+        prefix = f"{self._prefix}{_SCRATCH}"
+        found = []
+        for path in self._all():
+            if path.name.startswith(prefix):
+                try:
+                    found.append(UUID(path.name.removeprefix(prefix)))
+                except ValueError:
+                    continue
+        return found
+
+    def remove_attempts(self) -> int:
+        """Remove the folders of attempts, and those of tasks that are empty.
 
         Only while no attempt of the node runs: nobody can tell whose a folder is.
+
+        Returns:
+            How many folders of attempts there were.
         """
-        left = [
+        for task_id in self.tasks():
+            self.remove_if_empty(task_id)
+        left = [it for it in self._all() if not it.name.startswith(f"{self._prefix}{_SCRATCH}")]
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        return len(left)
+
+    def _all(self) -> list[Path]:
+        return [
             path
             for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*")
             if path.is_dir() and not path.is_symlink()
         ]
-        for path in left:
-            shutil.rmtree(path, ignore_errors=True)
-        return len(left)

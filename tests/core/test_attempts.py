@@ -31,7 +31,9 @@ attempts = st.builds(
     attempt=st.integers(1, 1000),
     flow_run_id=st.text(min_size=1),
     status=st.sampled_from(AttemptStatus),
-    **dict.fromkeys(("pool", "node", "failure", "rule", "reason", "decision", "log"), text),
+    **dict.fromkeys(
+        ("pool", "node", "failure", "rule", "reason", "decision", "log", "cleanup"), text
+    ),
     **dict.fromkeys(("started", "ended"), text),
     **dict.fromkeys(("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb"), size),
     **dict.fromkeys(("peak_memory_mb", "exit_code"), size),
@@ -242,3 +244,10 @@ def test_planned_row_needs_no_run_yet() -> None:
     """It is written before the attempt run on the other pool is created."""
     planned = Attempt(attempt=2, flow_run_id="", status=AttemptStatus.SCHEDULED, pool="gpu-24gb")
     assert from_row(to_row(planned)) == planned
+
+
+def test_what_was_cleaned_up_before_an_attempt_shows_on_the_page():
+    """And takes no room where nothing was."""
+    cleaned = row(2, status=AttemptStatus.RUNNING, cleanup="Cleaned up: removed a.lock (3 bytes).")
+    assert "Cleaned up: removed a.lock (3 bytes)." in to_markdown([OOM, cleaned])
+    assert "before it started" not in to_markdown([OOM, row(2)])

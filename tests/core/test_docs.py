@@ -24,6 +24,7 @@ from prefect_heteroflow.environment import (
     MEMORY_MB,
     NODE,
     PREVIOUS_FAILURE,
+    SCRATCH,
     TASK_ID,
 )
 from prefect_heteroflow.job_configuration import RetryVariables
@@ -139,7 +140,7 @@ def test_memory_series_is_the_one_that_growth_gives() -> None:
 
 def test_environment_variables_of_an_attempt_are_all_there() -> None:
     """Whoever writes no Python reads these."""
-    names = (TASK_ID, ATTEMPT, NODE, MEMORY_MB, GPU_MEMORY_MB, PREVIOUS_FAILURE)
+    names = (TASK_ID, ATTEMPT, NODE, MEMORY_MB, GPU_MEMORY_MB, PREVIOUS_FAILURE, SCRATCH)
     assert [name for name in names if f"`{name}`" not in README] == []
 
 

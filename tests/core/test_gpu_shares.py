@@ -45,3 +45,11 @@ def test_unhealthy_gpu_is_not_given() -> None:
 
 def test_gpu_of_unknown_health_is_given() -> None:
     assert uuids(GpuShares().take("run", (SMALL_A,), ONE)) == ["GPU-a"]
+
+
+def test_gpus_of_others_are_told_apart_from_ones_own() -> None:
+    shares = GpuShares()
+    shares.take("first", ALL, ONE)
+    shares.take("second", ALL, ONE)
+    assert shares.in_use(but_for="first") == {"GPU-b"}
+    assert shares.in_use(but_for="third") == {"GPU-a", "GPU-b"}

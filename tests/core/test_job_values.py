@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefect_heteroflow.core.cleanup import DEFAULT_PATTERNS
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.inference_images import is_gpu_inference_image
 from prefect_heteroflow.core.job_values import (
@@ -24,7 +25,7 @@ NAMES = (
     *("retry_strategy", "max_retries", "infrastructure_retries", "retry_delay"),
     *("backoff_multiplier", "max_retry_delay", "retry_jitter", "escalation_delay"),
     *("oom_memory_limit", "memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb"),
-    *("retry_on", "stop_on", "retry_exceptions"),
+    *("retry_on", "stop_on", "retry_exceptions", "cleanup_patterns", "cleanup_hook"),
 )
 
 
@@ -58,6 +59,8 @@ def test_every_name_is_read():
         "retry_on": ["flaky", {"match": "x"}],
         "stop_on": "no space",
         "retry_exceptions": ["ValueError", "a.b.C"],
+        "cleanup_patterns": ["*.partial"],
+        "cleanup_hook": "package.module.tidy",
     }
     assert set(numbers) == set(NAMES)
     expected = JobValues(
@@ -76,6 +79,8 @@ def test_every_name_is_read():
         retry_exceptions=("ValueError", "a.b.C"),
         retry_on=("flaky", {"match": "x"}),
         stop_on=("no space",),
+        cleanup_patterns=("*.partial",),
+        cleanup_hook="package.module.tidy",
     )
     assert parse_job_values(numbers) == expected
     texts = {k: str(v) if isinstance(v, (int, float)) else v for k, v in numbers.items()}
@@ -302,3 +307,42 @@ def test_boost_does_not_pass_the_memory_limit():
     boosted = boost_gpu_inference_memory("ollama/ollama", Resources(), False, limit_mb=4096)
     assert boosted == Resources(memory_mb=4096)
     assert boost_gpu_inference_memory("ollama/ollama", Resources(), False, limit_mb=2048) is None
+
+
+PATTERNS: list[tuple[str, object, tuple[str, ...]]] = [
+    ("unset", None, DEFAULT_PATTERNS),
+    ("list", ["*.partial"], ("*.partial",)),
+    ("text", "*.partial, cache/*.tmp", ("*.partial", "cache/*.tmp")),
+    ("none", [], ()),
+    ("blank", " ", ()),
+]
+
+
+@pytest.mark.parametrize(("given_value", "expected"), [p[1:] for p in PATTERNS])
+def test_cleanup_patterns_of_the_user_take_the_place_of_the_defaults(
+    given_value: object, expected: tuple[str, ...]
+) -> None:
+    assert parse_job_values({"cleanup_patterns": given_value}).cleanup_patterns == expected
+
+
+CLEANUP_REFUSED: list[tuple[str, dict[str, object], str]] = [
+    ("leaves", {"cleanup_patterns": ["a/../../b"]}, "leads out of the attempt's own folders"),
+    ("number", {"cleanup_patterns": 7}, "cleanup_patterns 7: allowed is a list of patterns"),
+    ("hook", {"cleanup_hook": ["rm"]}, "allowed is a command, or package.module.function"),
+    ("open quote", {"cleanup_hook": "sh -c 'x"}, "Close the quote"),
+    ("long hook", {"cleanup_hook": "x" * 2001}, "2001 characters, allowed are 2000"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), [p[1:] for p in CLEANUP_REFUSED])
+def test_cleanup_that_cannot_be_done_is_refused_as_invalid(
+    values: dict[str, object], said: str
+) -> None:
+    error = refused(values)
+    assert said in str(error)
+    assert error.failure is FailureClass.INVALID_CONFIG
+
+
+def test_hook_with_an_open_quote_does_not_show_a_secret_in_it() -> None:
+    hook = "sh -c 'AWS_SECRET_ACCESS_KEY=abcdefghijklmnop1234 clean"
+    assert "abcdefghijklmnop1234" not in str(refused({"cleanup_hook": hook}))

@@ -6,7 +6,7 @@ In CI, and with `HETEROFLOW_REQUIRE_DOCKER=1`, a machine that lacks something fa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -88,6 +88,7 @@ def docker_worker(
         node: str,
         memory_mb: int | None = None,
         gpus: str = "none",
+        settings: Mapping[str, str] | None = None,
     ) -> Iterator[Worker]:
         api.create_pool(pool, "heteroflow")
         with Worker(
@@ -98,7 +99,7 @@ def docker_worker(
             worker_type="heteroflow",
             memory_mb=memory_mb,
             gpus=gpus,
-            settings={"DOCKER_HOST": engine.host},
+            settings={"DOCKER_HOST": engine.host, **(settings or {})},
         ) as started:
             yield started
 

@@ -71,6 +71,21 @@ def test_container_that_was_killed_for_memory_meanwhile_is_retried_with_more(
     ]
 
 
+def test_row_that_the_killed_worker_had_not_written_says_what_memory_the_attempt_had(
+    api: Api, worker: Worker, plain_image: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    command = f"sh -c 'until [ -e {gate} ]; do sleep 0.1; done'"
+    run = submit(api, command, plain_image, tmp_path)
+    wait_until(lambda: api.rows(run), what="row of attempt 1")
+    worker.kill()
+    api.rewrite_rows(run, [])
+    gate.touch()
+    worker.start()
+    assert api.wait_end(run).name == "Completed"
+    assert [(r["status"], r["memory_mb"]) for r in api.rows(run)] == [("completed", 64)]
+
+
 def test_worker_that_died_between_decision_and_deed_goes_on_with_what_was_decided(
     api: Api, worker: Worker, plain_image: str, tmp_path: Path
 ) -> None:
