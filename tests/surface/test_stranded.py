@@ -68,8 +68,9 @@ def test_retry_whose_pool_went_away_goes_on_in_another_and_a_new_run_waits(
     lost = worker(server, tmp_path, SMALL, 8192)
     with worker(server, tmp_path, LARGE, 81920):
         lost.start()
-        run = submit(api, SMALL, command, retry_delay=10)
-        kept = submit(api, SMALL, command, retry_delay=10, retry_strategy="retry_same_node")
+        # Longer than the 10 s that a worker takes runs ahead of their time.
+        run = submit(api, SMALL, command, retry_delay=25)
+        kept = submit(api, SMALL, command, retry_delay=25, retry_strategy="retry_same_node")
         for each in (run, kept):
             api.wait_state(each, "AwaitingRetry")
         lost.kill()
