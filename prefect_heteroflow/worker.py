@@ -361,6 +361,8 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
         # prefect-docker has no hook between create and start, where the engine entry goes in.
         # Pinned by tests/surface/test_core_hooks.py.
         labels = kwargs.get("labels", {})
+        if HOOK_LABEL in labels:
+            return super()._create_container(docker_client, **kwargs)
         name = (labels.get(RUN_LABEL, ""), labels.get(ATTEMPT_LABEL, ""))
         with self._plans_lock:
             plan = self._plans.get(name)

@@ -262,7 +262,8 @@ def test_route_after_gpu_oom_is_larger_unless_others_filled_the_gpu(
     # Under retry_same_node the memory stays what the attempt had there, whatever is declared.
     asked = replace(decision.resources, memory_mb=6) if pinned else decision.resources
     assert node is None or fits(asked, node)
-    assert node is not None or decision.place.pool in {pool.name for pool in known.pools}
+    pools = {pool.name for pool in known.pools} | {node.pool for node in known.nodes}
+    assert node is not None or decision.place.pool in pools
 
 
 @given(diagnoses, situations)

@@ -90,7 +90,7 @@ def test_cancel_while_the_image_is_pulled_ends_at_once_and_starts_nothing(
         assert api.wait_end(after).name == "Completed"
     assert [row["status"] for row in api.rows(run)] == ["cancelled"]
     ran = engine.client().events(
-        since=0, until=int(time.time()), decode=True, filters={"event": "create"}
+        since=0, until=int(time.time()) + 1, decode=True, filters={"event": "create"}
     )
     runs = [event["Actor"]["Attributes"].get(RUN_LABEL) for event in ran]
     assert after in runs
