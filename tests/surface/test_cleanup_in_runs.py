@@ -240,7 +240,7 @@ def test_retry_waits_until_its_gpu_has_the_memory_of_before(
         wait_until(
             lambda: (
                 any("ConnectTimeout" in line for line in api.logs(run))
-                and api.run(run)["state"]["name"] == "Pending"
+                and api.run(run)["state"]["type"] == "PENDING"
             ),
             what="the wait for GPU memory",
             timeout_seconds=60,
