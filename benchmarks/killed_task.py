@@ -34,7 +34,7 @@ RESULT = "states: "
 
 @task(retries=2, retry_delay_seconds=0)
 def square(number: int, mark: str) -> int:
-    time.sleep(0.5)
+    time.sleep(0.5)  # the work: all eight are under way when the third one dies
     if number == DYING and not Path(mark).exists():
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -60,7 +60,7 @@ def _state(future: Any, until: float) -> str:
     try:
         future.wait(timeout=max(0.1, until - time.monotonic()))
         return str(future.state.name)
-    except Exception as error:
+    except Exception as error:  # each peer has errors of its own for a dead process
         return type(error).__name__
 
 

@@ -163,6 +163,8 @@ class KeptEnds:
         try:
             yield
         except Exception:
+            # The run ends as `Crashed`: no later process is to go on from here. A worker that is
+            # ended instead raises no `Exception`, and the end stays.
             self._journal.remove(name)
             raise
         self._journal.remove(name)

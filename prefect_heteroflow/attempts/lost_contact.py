@@ -34,8 +34,9 @@ from prefect_heteroflow.orchestration.leases import lease
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
+OUR_WORKER_TYPES = ("heteroflow", "heteroflow-process")
+"""Work pools of other types have workers of their own, whose runs are none of ours."""
 _PAGE = 200
-_OURS = ("heteroflow", "heteroflow-process")
 # Longer than settling an attempt takes while the API answers.
 _LEASE_SECONDS = 120.0
 # Looks come with `reconcile`, about every 15 s.
@@ -115,7 +116,7 @@ class LostContact:
         away = {
             node.name: node.pool
             for node in cluster.nodes
-            if not node.live and types.get(node.pool) in _OURS
+            if not node.live and types.get(node.pool) in OUR_WORKER_TYPES
         }
         if not away:
             return []

@@ -69,7 +69,7 @@ async def _go_on_with_escalated(worker: RetryingWorker) -> None:
         if run is None:
             await create_planned(worker, front)
         elif run.state is not None and run.state.is_final() and _settled_for_a_while(run):
-            if await create_planned(worker, front, newest=_number(run)):
+            if await create_planned(worker, front, newest=number_of(run)):
                 continue
             if run.state.name != transitions.ATTEMPT_FAILED:
                 await transitions.take_over(worker.client, front.id, run.state)
@@ -123,12 +123,13 @@ def _newest_by_task(runs: Iterable[FlowRun]) -> dict[str, FlowRun]:
             continue
         task = str(run.labels[transitions.TASK_ID_LABEL])
         known = newest.get(task)
-        if known is None or _number(run) > _number(known):
+        if known is None or number_of(run) > number_of(known):
             newest[task] = run
     return newest
 
 
-def _number(run: FlowRun) -> int:
+def number_of(run: FlowRun) -> int:
+    """Number of the attempt that an attempt run carries; 0 for any other run."""
     return int(str(run.labels.get(transitions.ATTEMPT_LABEL, 0)))
 
 

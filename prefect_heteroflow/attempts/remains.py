@@ -34,5 +34,6 @@ async def read_progress(
     try:
         return await backend.read_progress(handle, path)
     except Exception as error:
+        # The user's own file, by whatever engine: how far the job came decides nothing alone.
         logger.warning("The progress file %s cannot be read: %s", path, error)
         return None

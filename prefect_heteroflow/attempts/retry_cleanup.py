@@ -116,5 +116,6 @@ async def _clean_up(worker: RetryingWorker, request: CleanupRequest) -> CleanupR
     try:
         return await worker.clean_up(request)
     except Exception as error:
+        # A fault of the cleanup, whatever it is, must not keep the retry from starting.
         said = f"it broke off ({type(error).__name__}: {error})"
         return CleanupReport(problems=(said,))

@@ -21,12 +21,14 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 
-from prefect_heteroflow.attempts.reconcile import create_planned
+from prefect_heteroflow.attempts.lost_contact import OUR_WORKER_TYPES
+from prefect_heteroflow.attempts.orphans import planned as planned_resources
+from prefect_heteroflow.attempts.reconcile import create_planned, number_of
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.policy import RetryStrategy
 from prefect_heteroflow.core.resources import Cluster
-from prefect_heteroflow.core.routing import STARTS_CONTAINERS, Route, route
+from prefect_heteroflow.core.routing import Route, route
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
@@ -101,7 +103,7 @@ class Stranded:
             self._logger.warning("Run %s: %s", run.id, reason)
             await self._move(now, last, found.pool, reason)
 
-    async def _route(self, run: FlowRun, planned: Attempt, cluster: Cluster) -> Route | None:
+    async def _route(self, run: FlowRun, row: Attempt, cluster: Cluster) -> Route | None:
         """To a live node elsewhere, if the run's strategy lets it go there."""
         worker = self._worker
         try:
@@ -111,18 +113,15 @@ class Stranded:
             return None  # whoever takes the run says so
         if values.policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE:
             return None
-        names = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
-        known = {name: getattr(planned, name) for name in names}
         found = route(
-            dataclasses.replace(
-                values.resources, **{name: it for name, it in known.items() if it is not None}
-            ),
+            dataclasses.replace(values.resources, **planned_resources(row)),
             cluster,
             current_pool=None,
             containers=worker.starts_containers(run),
         )
-        is_live = isinstance(found, Route) and found.node is not None
-        return found if is_live and isinstance(found, Route) else None
+        if not isinstance(found, Route) or found.node is None:
+            return None
+        return found
 
     async def _move(self, run: FlowRun, planned: Attempt, pool: str, reason: str) -> None:
         """Rows first: whoever comes after a worker that dies in between goes on from there."""
@@ -134,7 +133,7 @@ class Stranded:
             front = await client.read_flow_run(task_id)
             await create_planned(self._worker, front)
             return
-        number = int(str(run.labels.get(transitions.ATTEMPT_LABEL, planned.attempt)))
+        number = number_of(run)
         if planned.attempt == number:
             never = dataclasses.replace(
                 planned,
@@ -159,5 +158,5 @@ def _pools_away(cluster: Cluster) -> set[str]:
     return {
         pool.name
         for pool in cluster.pools
-        if pool.worker_type in STARTS_CONTAINERS and not pool.paused
+        if pool.worker_type in OUR_WORKER_TYPES and not pool.paused
     } & (known - live)

@@ -45,6 +45,7 @@ async def close_after_error(worker: RetryingWorker, life: AttemptLife, message: 
             await worker.terminate_attempt(handle, worker.heteroflow_settings.cancel_grace_seconds)
             await worker.discard_attempt(handle)
         except Exception as error:
+            # Something is broken already; the row and the run's end must be told all the same.
             logger.warning("What is left of the attempt was not removed: %s", text_of(error))
     with contextlib.suppress(httpx.HTTPError):
         rows = await read_attempts(worker.client, life.task_id)

@@ -71,13 +71,13 @@ def _make_void_if_lost(context: TaskRunContext, key: str) -> None:
     try:
         store.read(key)  # stays in the store's memory: the hit does not read it again
         return
-    except Exception as error:
+    except Exception as error:  # a storage block raises whatever its library does
         problem = error
     logger = get_run_logger(context)
     metadata = ResultRecordMetadata.load_bytes(read_stored(store.metadata_storage, key))
     try:
         read_stored(store.result_storage, str(metadata.storage_key))
-    except Exception as lost:
+    except Exception as lost:  # the same
         logger.warning(
             "The cached result under key %s is lost (%s: %s). The task runs again.",
             key,

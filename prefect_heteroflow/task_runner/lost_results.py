@@ -91,14 +91,15 @@ class Producers:
             LostResultError: It cannot be read, and could not be made again; says why.
         """
         try:
+            # `_sync` stands in no overload, and decides whether a value or a coroutine comes.
             return state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
-        except Exception as error:
+        except Exception as error:  # a storage block raises whatever its library does
             problem = error
         key = state.data.storage_key
         said = f"The result of task run {state.state_details.task_run_id} (storage key {key})"
         try:
             read_result(state.data)
-        except Exception as error:
+        except Exception as error:  # the same
             lost = f"{said} is lost: {type(error).__name__}: {error}"
         else:
             raise LostResultError(

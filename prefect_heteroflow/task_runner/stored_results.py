@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect.filesystems import LocalFileSystem
-from prefect.results import (  # type: ignore[attr-defined]
+from prefect.results import (  # type: ignore[attr-defined]  # one name is imported there only
     ResultRecordMetadata,
     get_default_result_storage,
     resolve_result_storage,
