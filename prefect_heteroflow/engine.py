@@ -52,6 +52,7 @@ from prefect_heteroflow.core.policy import Decision, Ending, Retry, Stop
 from prefect_heteroflow.core.resources import Cluster
 from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.exceptions_as_data import exception_info
+from prefect_heteroflow.fence import stop_if_given_up
 from prefect_heteroflow.infra.own_cgroup import read_own_oom_kill_count, read_own_peak_memory_mb
 
 _logger = get_logger("heteroflow.engine")
@@ -104,7 +105,7 @@ class FlowBody:
     def _generator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             try:
-                return (yield from fn(*args, **kwargs))
+                result = yield from fn(*args, **kwargs)
             except TerminationSignal:
                 self._leave_for_the_worker(
                     environment.EngineReport(aborted=True, signal=signal.SIGTERM)
@@ -112,6 +113,8 @@ class FlowBody:
                 raise
             except Exception as error:
                 return self._end(error)
+            stop_if_given_up(self._flow_run.id)
+            return result
 
         return body
 
@@ -156,7 +159,7 @@ class FlowBody:
                 loop.remove_signal_handler(signal.SIGTERM)
                 # As in `_function`: a second SIGTERM must not make the end a crash.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN if terminated else previous)
-            return self._checked(result)
+            return await asyncio.to_thread(self._checked, result)
 
         return body
 
@@ -169,6 +172,7 @@ class FlowBody:
                 # An async generator cannot return a state: what is not retried is raised.
                 self._end(error)
                 raise
+            await asyncio.to_thread(stop_if_given_up, self._flow_run.id)
 
         return body
 
@@ -179,9 +183,11 @@ class FlowBody:
             outcome = self._end(error, returned=True)
             if outcome is not None:
                 return outcome
+        stop_if_given_up(self._flow_run.id)
         return result
 
     def _end(self, error: Exception, *, returned: bool = False) -> State[Any] | None:
+        stop_if_given_up(self._flow_run.id)
         diagnosis, decision = self._decide(error)
         message = f"Flow run encountered an exception: {type(error).__name__}: {error}"
         report = environment.EngineReport(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,8 +51,18 @@ class RunPart:
 
 
 def to_pickle(value: Any) -> bytes:
-    """The value by cloudpickle, which also knows lambdas and what `__main__` defines."""
-    return cast("bytes", cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+    """The value as cloudpickle would have it, which also knows lambdas and what `__main__` defines.
+
+    Most values need nothing of that, and then pickle alone takes half of the time. A name from
+    `__main__` stands in what it gives, and means something else in another process.
+    """
+    registry: Any = cloudpickle
+    if not registry.list_registry_pickle_by_value():
+        with suppress(Exception):
+            data = pickle.dumps(value, protocol=pickle.DEFAULT_PROTOCOL)
+            if b"__main__" not in data:
+                return data
+    return cast("bytes", registry.dumps(value))
 
 
 def pack_flow(context: FlowRunContext) -> bytes:

@@ -110,6 +110,17 @@ class PrefectServer:
         """Whether the server process runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Process id of the running server.
+
+        Raises:
+            RuntimeError: It was not started.
+        """
+        if self._process is None:
+            raise RuntimeError("the Prefect server was not started")
+        return self._process.pid
+
     def log_tail(self) -> str:
         """The last lines that the server wrote."""
         if not self.log_path.exists():
