@@ -182,6 +182,34 @@ class LocalAttempts:
         started: str,
         timed_out: bool,
     ) -> TaskOutcome:
+        peak = child.limit.peak_memory_mb() if child.calls == 1 or reply is None else None
+        facts: dict[str, Any] = {
+            "peak_memory_mb": peak,
+            "gpu_memory_mb": _smallest_gpu_mb(child),
+            "started": started,
+        }
+        if reply is not None and reply.kind == "returned" and not child.cancelled:
+            return self._returned(reply, facts)
+        evidence = self._evidence(child, call, reply, peak, timed_out=timed_out)
+        facts.update(evidence=evidence, exit_code=evidence.exit_code, signal=evidence.signal)
+        if child.cancelled:
+            return self._outcome(kind="cancelled", **facts)
+        if timed_out:
+            return self._outcome(kind="timed_out", **facts)
+        if reply is None:
+            status = evidence.exit_code if evidence.signal is None else -evidence.signal
+            return self._outcome(kind="died", text=_death(status), **facts)
+        return self._failed(reply, facts)
+
+    def _evidence(
+        self,
+        child: Child,
+        call: TaskCall,
+        reply: Reply | None,
+        peak: int | None,
+        *,
+        timed_out: bool,
+    ) -> Evidence:
         status = None
         if reply is None and not timed_out:
             # The connection can end a moment before the end of the process is told.
@@ -194,8 +222,7 @@ class LocalAttempts:
             kills -= child.oom_kills
         elif status == -signal.SIGKILL and child.limit.limit_reached():
             kills = 1
-        peak = child.limit.peak_memory_mb() if child.calls == 1 or reply is None else None
-        evidence = Evidence(
+        return Evidence(
             phase="run",
             exit_code=status if status is not None and status >= 0 else None,
             signal=-status if status is not None and status < 0 else None,
@@ -207,31 +234,17 @@ class LocalAttempts:
             cancel_requested=child.cancelled,
             gpu_total_mb=_smallest_gpu_mb(child),
         )
-        facts: dict[str, Any] = {
-            "evidence": evidence,
-            "peak_memory_mb": peak,
-            "gpu_memory_mb": _smallest_gpu_mb(child),
-            "exit_code": evidence.exit_code,
-            "signal": evidence.signal,
-            "started": started,
-        }
-        if child.cancelled:
-            return self._outcome(kind="cancelled", **facts)
-        if timed_out:
-            return self._outcome(kind="timed_out", **facts)
-        if reply is None:
-            return self._outcome(kind="died", text=_death(status), **facts)
-        return self._replied(reply, facts)
 
-    def _replied(self, reply: Reply, facts: dict[str, Any]) -> TaskOutcome:
-        if reply.kind == "returned" and reply.value is not None:
-            try:
-                value = pickle.loads(reply.value)
-            except Exception as error:
-                text = f"its value cannot be rebuilt here: {type(error).__name__}: {error}"
-                return self._outcome(kind="unportable", text=text, **facts)
-            _add_assets(reply.assets)
-            return self._outcome(kind="returned", value=value, **{**facts, "evidence": None})
+    def _returned(self, reply: Reply, facts: dict[str, Any]) -> TaskOutcome:
+        try:
+            value = pickle.loads(reply.value or b"")
+        except Exception as error:
+            text = f"its value cannot be rebuilt here: {type(error).__name__}: {error}"
+            return self._outcome(kind="unportable", text=text, **facts)
+        _add_assets(reply.assets)
+        return self._outcome(kind="returned", value=value, **facts)
+
+    def _failed(self, reply: Reply, facts: dict[str, Any]) -> TaskOutcome:
         if reply.kind == "unportable":
             return self._outcome(kind="unportable", text=reply.text, **facts)
         exception: BaseException | None = None

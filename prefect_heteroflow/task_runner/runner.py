@@ -24,7 +24,7 @@ from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producers, not_read
 from prefect_heteroflow.task_runner.remote_attempts import OtherPools
 from prefect_heteroflow.task_runner.requirements import requirements_of
-from prefect_heteroflow.task_runner.retry_rules import retry_rules
+from prefect_heteroflow.task_runner.retry_rules import RetryRules, retry_rules
 from prefect_heteroflow.task_runner.task_life import Places, TaskLife
 from prefect_heteroflow.task_runner.template import Template, template_for
 from prefect_heteroflow.user_rules_file import load_user_rules
@@ -119,6 +119,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         self._children: Children | None = None
         self._defaults: dict[str, Any] = {}
         self._file_rules: tuple[UserRule, ...] = ()
+        self._rules: dict[tuple[Requirements, int], RetryRules] = {}
         self._said: set[tuple[str, str]] = set()
         self._ends_by_force = False
 
@@ -166,10 +167,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             return super().submit(task, parameters, wait_for, dependencies)
         places = self._started_places()
         requirements = requirements_of(task.fn, self._requirements)
-        rules = retry_rules(
-            requirements, self._defaults, self._file_rules, task_retries=task.retries
-        )
-        life = TaskLife(task, rules, requirements, places)
+        life = TaskLife(task, self._rules_of(requirements, task.retries), requirements, places)
         future = super().submit(
             life.engine_task,
             places.producers.readable(parameters),
@@ -220,6 +218,17 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         self._cancel_events = {}
         self._started = False
         self._forget()
+
+    def _rules_of(self, requirements: Requirements, retries: int) -> RetryRules:
+        """The same for all tasks of a `map`, so they are read once."""
+        key = (requirements, retries)
+        found = self._rules.get(key)
+        if found is None:
+            found = retry_rules(
+                requirements, self._defaults, self._file_rules, task_retries=retries
+            )
+            self._rules[key] = found
+        return found
 
     # ---- the first submit ----------------------------------------------------------------------
 
