@@ -156,35 +156,40 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="also 1 MB and 100 MB arguments")
     parser.add_argument("--growth", type=int, default=0, metavar="TASKS")
     options = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, PrefectServer(Path(folder)) as server:
         _log_less()
         with flows_run_here(server):
-            for name, make in make_runners(options.runners.split(",")).items():
-                results[name] = measured(server, make, options)
-                print(name, json.dumps(results[name]), flush=True)
+            results = measured(server, make_runners(options.runners.split(",")), options)
     _compare(results)
 
 
 def measured(
-    server: PrefectServer, make: Callable[[], TaskRunner[Any]], options: argparse.Namespace
-) -> dict[str, Any]:
-    """All figures of one runner."""
+    server: PrefectServer,
+    makers: dict[str, Callable[[], TaskRunner[Any]]],
+    options: argparse.Namespace,
+) -> dict[str, dict[str, Any]]:
+    """All figures by runner. The rounds take turns, so that a slow minute hits all alike."""
+    results: dict[str, dict[str, Any]] = {name: {} for name in makers}
 
-    def best(count: Callable[[], float], rounds: int) -> float:
-        return min(_when_idle(server, count) for _ in range(rounds))
+    def count(key: str, rounds: int, of: Callable[[TaskRunner[Any]], float]) -> None:
+        counts: dict[str, list[float]] = {name: [] for name in makers}
+        for _ in range(rounds):
+            for name, make in makers.items():
+                counts[name].append(round(_when_idle(server, lambda make=make: of(make())), 2))
+        for name, found in counts.items():
+            print(name, key, found, flush=True)
+            results[name][key] = min(found)
 
-    found: dict[str, Any] = {
-        "ms_per_task": best(lambda: throughput(make(), options.tasks), options.rounds),
-        "latency_ms": best(lambda: latency(make(), 30), options.rounds),
-    }
+    count("ms_per_task", options.rounds, lambda runner: throughput(runner, options.tasks))
+    count("latency_ms", options.rounds, lambda runner: latency(runner, 30))
     if options.large:
         small, large = os.urandom(MIB), os.urandom(100 * MIB)
-        found["latency_1mb_ms"] = best(lambda: latency(make(), 10, small), 1)
-        found["latency_100mb_ms"] = best(lambda: latency(make(), 3, large), 1)
+        count("latency_1mb_ms", 1, lambda runner: latency(runner, 10, small))
+        count("latency_100mb_ms", 1, lambda runner: latency(runner, 3, large))
     if options.growth:
-        found["growth"] = growth(make(), options.growth)
-    return found
+        for name, make in makers.items():
+            print(name, json.dumps(growth(make(), options.growth)), flush=True)
+    return results
 
 
 def _when_idle(server: PrefectServer, count: Callable[[], float]) -> float:
