@@ -396,6 +396,16 @@ class RetryingWorker(_Base):
         """Poll when that run is due."""
         self._wakeups.wake_at(due, flow_run_id)
 
+    @property
+    def lives(self) -> tuple[AttemptLife, ...]:
+        """What is looked after here."""
+        return tuple(self._lives.values())
+
+    @property
+    def back_since(self) -> datetime | None:
+        """See `NodePresence.back_since`."""
+        return self._known_presence.back_since
+
     def has_life(self, flow_run_id: UUID) -> bool:
         """Whether that run's attempt runs here."""
         return flow_run_id in self._lives
@@ -457,6 +467,11 @@ class RetryingWorker(_Base):
         """Cancel a run; ending its process takes a grace time, which nobody waits for."""
         assert self._runs_task_group is not None
         self._runs_task_group.start_soon(self._cancel_run, flow_run_id)
+
+    def end_soon(self, life: AttemptLife) -> None:
+        """End what runs of an attempt; nobody waits for its grace time."""
+        assert self._runs_task_group is not None
+        self._runs_task_group.start_soon(life.end)
 
     async def adopt(self, handle: AttemptHandle, configuration: RetryConfiguration) -> None:
         """Watch an attempt again that an earlier process of this worker has started."""

@@ -200,6 +200,10 @@ class AttemptLife:
         """End the attempt, now or as soon as it has started."""
         self.cancel_requested = True
         self._cancelled.set()
+        await self.end()
+
+    async def end(self) -> None:
+        """End what runs of the attempt, unless that is under way."""
         if self.handle is not None and not self._terminating:
             await self._terminate(self.handle)
 

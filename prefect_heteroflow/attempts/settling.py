@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
+from prefect_heteroflow.attempts.given_up import has_gone_on_without
 from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.attempts.loose_ends import close_task_runs
 from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
@@ -154,13 +155,14 @@ class AttemptSettling:
 
         Unless the flow has reported it and nobody has started another attempt.
         """
-        if run.state is not None and run.state.is_final() and not self.is_plain_job:
-            return False
         if not self._may_have_been_given_up():
             return False
         rows = await read_attempts(self.worker.client, self.task_id)
         own = next((row for row in rows if row.attempt == self.row.attempt), None)
         if own is None or own.failure != FailureClass.NODE_LOST.value:
+            return False
+        said_by_flow = run.state is not None and run.state.is_final() and not self.is_plain_job
+        if said_by_flow and not has_gone_on_without(self.row.attempt, rows):
             return False
         self.logger.warning(
             "Attempt %d has ended, but it had been given up as lost while its worker was not heard"

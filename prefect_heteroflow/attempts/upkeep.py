@@ -15,6 +15,7 @@ from prefect.events import Event
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.given_up import GivenUp
 from prefect_heteroflow.attempts.gpu_faults import watch_gpu_faults
 from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
@@ -47,6 +48,7 @@ class Upkeep:
         self._wakeups = wakeups
         self._logger = logger
         self._lost_contact = LostContact(worker, logger)
+        self._given_up = GivenUp(worker, logger)
         self._orphans = Orphans(worker)
         self._stranded = Stranded(worker, logger)
         self._unwanted_bodies = UnwantedBodies(worker, logger)
@@ -88,6 +90,7 @@ class Upkeep:
     async def _reconcile(self) -> None:
         if self._worker.is_set_up:
             await reconcile(self._worker)
+            await self._given_up.look()
             await self._lost_contact.look()
             await self._unwanted_bodies.look()
             if self._has_adopted:

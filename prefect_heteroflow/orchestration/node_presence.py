@@ -57,6 +57,9 @@ class NodePresence:
         self._logger = logger
         self._instance_id = str(uuid4())
         self._claim: UUID | None = None
+        self._heard_at: datetime | None = None
+        self.back_since: datetime | None = None
+        """When it was last heard of again, after others had to take it for gone."""
         self._cluster: tuple[datetime, Cluster] | None = None
 
     async def claim_name(self) -> None:
@@ -92,10 +95,19 @@ class NodePresence:
             await self.claim_name()
         if self._claim is not None:
             await self._say_alive()
+            self._note_heard()
         if pool is not None:
             await refresh_pool_line(
                 self._client(), node.pool, await self.read_cluster(), known=pool
             )
+
+    def _note_heard(self) -> None:
+        before, self._heard_at = self._heard_at, utc_now()
+        if before is None:
+            return
+        # By the clock of the wall, as the others count: that of a machine at sleep stands still.
+        if (self._heard_at - before).total_seconds() > self._liveness_seconds:
+            self.back_since = self._heard_at
 
     async def sign_off(self) -> None:
         """Say that the node's worker stops; the API gets five seconds to take it."""

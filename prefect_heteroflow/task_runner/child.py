@@ -143,7 +143,8 @@ def serve(descriptor: int) -> int:
         reply = _Runner(channel, _shared["client"], bodies, flows).run(call)
         if os.getpid() != pid:
             return LEFT  # a fork of the body came out of it: it has nothing to say
-        EventsWorker.drain_all()
+        if threading.active_count() > 1:  # without a thread of Prefect's there are no events
+            EventsWorker.drain_all()
         try:
             channel.send("reply", reply)
         except OSError:

@@ -143,7 +143,8 @@ def entered(
                 result_store=run.result_store,
             )
         )
-        stack.enter_context(tags(*run.tags))
+        if run.tags:
+            stack.enter_context(tags(*run.tags))
         if run.asset_context is not None:
             found = stack.enter_context(AssetContext(**run.asset_context))
             stack.callback(lambda: assets.update(found.materialization_metadata))

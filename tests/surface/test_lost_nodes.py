@@ -183,3 +183,82 @@ def test_end_of_an_attempt_that_was_given_up_does_not_count(
     rows = [(row["status"], row["failure"]) for row in api.rows(run)]
     assert rows == [("failed", "NodeLost"), ("completed", None)]
     assert [state.name for state in api.states(run) if state.is_final] == ["Completed"]
+
+
+def submit_gated(api: Api, folder: Path, name: str, ends: str = "return") -> str:
+    flow = api.deploy("gated", POOL, name=name, job_variables={"memory_mb": 512})
+    run = api.submit(flow, {"folder": str(folder), "ends": ends})
+    wait_until(lambda: (folder / "started-1").exists(), what="attempt 1", timeout_seconds=60)
+    return run
+
+
+def are_over(processes: list[psutil.Process]) -> bool:
+    """A parent that stands still does not take note of their ends."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
+
+
+@contextlib.contextmanager
+def cut_off_while_others_move_it(node: Worker, folder: Path) -> Iterator[list[psutil.Process]]:
+    """The worker and its attempt stand still until attempt 2 runs; gives the attempt's processes.
+
+    The processes go on when the block begins, the worker at its end.
+    """
+    worker_process = psutil.Process(node.pid)
+    family = worker_process.children(recursive=True)
+    for process in (worker_process, *family):
+        process.suspend()
+    try:
+        wait_until(lambda: (folder / "started-2").exists(), what="attempt 2", timeout_seconds=180)
+        for process in family:
+            process.resume()
+        yield family
+    finally:
+        worker_process.resume()
+
+
+@pytest.mark.parametrize("ends", ["return", "raise"])
+@pytest.mark.parametrize("taker_pool", [POOL, OTHER], ids=["same run", "run of its own"])
+def test_flow_that_was_given_up_does_not_report_its_end(
+    server: PrefectServer, api: Api, tmp_path: Path, taker_pool: str, ends: str
+) -> None:
+    """It was cut off together with its worker, and is back before that."""
+    with worker(server, tmp_path, POOL, "lost-fenced") as cut_off:
+        run = submit_gated(api, tmp_path, f"fenced-{taker_pool}-{ends}", ends)
+        taker = worker(server, tmp_path, taker_pool, "lost-taker-2")
+        with taker, cut_off_while_others_move_it(cut_off, tmp_path) as family:
+            before = api.run(run)["state"]["name"]
+            (tmp_path / "gate-1").touch()
+            wait_until(lambda: are_over(family), what="end of attempt 1", timeout_seconds=60)
+            assert api.run(run)["state"]["name"] == before
+            assert any("its end is not reported" in line for line in api.logs(run))
+            (tmp_path / "gate-2").touch()
+            ended = api.wait_end(run)
+    assert ended.name == ("Completed" if ends == "return" else "Failed")
+    assert api.rows(run)[0]["failure"] == "NodeLost"
+    assert len([state for state in api.states(run) if state.is_final]) == 1
+
+
+def test_attempt_that_runs_elsewhere_by_now_is_ended_when_its_worker_is_back(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """It would run on beside the other for as long as it takes."""
+    cut_off = worker(server, tmp_path, POOL, "lost-back")
+    with cut_off, worker(server, tmp_path, OTHER, "lost-taker-3"):
+        run = submit_gated(api, tmp_path, "back")
+        with cut_off_while_others_move_it(cut_off, tmp_path) as family:
+            pass
+        wait_until(lambda: are_over(family), what="end of attempt 1", timeout_seconds=90)
+        assert api.run(run)["state"]["name"] == "Escalated"
+        (tmp_path / "gate-2").touch()
+        assert api.wait_end(run).name == "Completed"
+    rows = [(row["node"], row["status"], row["failure"]) for row in api.rows(run)]
+    assert rows == [
+        ("lost-back", "failed", "NodeLost"),
+        ("lost-taker-3", "completed", None),
+    ]
+    assert not (tmp_path / "gate-1").exists()
+    assert any("What is left of it on node lost-back is ended" in it for it in api.logs(run))

@@ -235,3 +235,15 @@ def parent(deployment: str, need_gpu_mb: int) -> int:
     run = run_deployment(deployment, parameters={"need_gpu_mb": need_gpu_mb}, poll_interval=1)
     assert run.state.is_completed(), run.state
     return run.state.result()
+
+
+@flow
+def gated(folder: str, ends: str = "return") -> str:
+    """Goes on when a file named after its attempt is there, and says which attempt it was."""
+    attempt = current_attempt().attempt
+    Path(folder, f"started-{attempt}").touch()
+    while not Path(folder, f"gate-{attempt}").exists():
+        time.sleep(0.1)
+    if ends == "raise":
+        raise ValueError(f"attempt {attempt} fails of itself")
+    return f"attempt {attempt}"
