@@ -113,7 +113,7 @@ class FlowBody:
                 raise
             except Exception as error:
                 return self._end(error)
-            stop_if_given_up(self._flow_run.id)
+            stop_if_given_up(self._flow_run)
             return result
 
         return body
@@ -172,7 +172,7 @@ class FlowBody:
                 # An async generator cannot return a state: what is not retried is raised.
                 self._end(error)
                 raise
-            await asyncio.to_thread(stop_if_given_up, self._flow_run.id)
+            await asyncio.to_thread(stop_if_given_up, self._flow_run)
 
         return body
 
@@ -183,11 +183,11 @@ class FlowBody:
             outcome = self._end(error, returned=True)
             if outcome is not None:
                 return outcome
-        stop_if_given_up(self._flow_run.id)
+        stop_if_given_up(self._flow_run)
         return result
 
     def _end(self, error: Exception, *, returned: bool = False) -> State[Any] | None:
-        stop_if_given_up(self._flow_run.id)
+        stop_if_given_up(self._flow_run)
         diagnosis, decision = self._decide(error)
         message = f"Flow run encountered an exception: {type(error).__name__}: {error}"
         report = environment.EngineReport(

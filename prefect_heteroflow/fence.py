@@ -10,18 +10,17 @@ import os
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import Abort
-from prefect.logging.loggers import get_logger
+from prefect.logging.loggers import flow_run_logger
 from prefect.utilities.asyncutils import run_coro_as_sync
 
 from prefect_heteroflow import environment
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.orchestration.history import read_attempts
 
-_logger = get_logger("heteroflow.engine")
 
-
-def stop_if_given_up(flow_run_id: UUID) -> None:
+def stop_if_given_up(flow_run: FlowRun) -> None:
     """Return if the end of this process's attempt may be reported.
 
     It may not when its row says `NodeLost` and the run has gone on. While the run still waits to
@@ -29,7 +28,7 @@ def stop_if_given_up(flow_run_id: UUID) -> None:
     not answer, the engine's own report will meet the same silence.
 
     Args:
-        flow_run_id: The run of this process.
+        flow_run: The run of this process.
 
     Raises:
         prefect.exceptions.Abort: Another attempt has taken over.
@@ -37,17 +36,18 @@ def stop_if_given_up(flow_run_id: UUID) -> None:
     task_id, attempt = os.environ.get(environment.TASK_ID), os.environ.get(environment.ATTEMPT)
     if task_id is None or attempt is None:
         return
+    logger = flow_run_logger(flow_run)
     try:
-        given_up = run_coro_as_sync(_is_given_up(flow_run_id, task_id, int(attempt)))
+        given_up = run_coro_as_sync(_is_given_up(flow_run.id, task_id, int(attempt)))
     except Exception:  # whatever it is, work that is done must not be lost for it
-        _logger.warning("The attempts of this run could not be read.", exc_info=True)
+        logger.warning("The attempts of this run could not be read.", exc_info=True)
         return
     if given_up:
         text = (
             f"Attempt {attempt} was given up while it was not heard of, and the run has gone on"
             " without it: its end is not reported."
         )
-        _logger.warning("%s", text)
+        logger.warning("%s", text)
         raise Abort(text)
 
 
