@@ -1,4 +1,4 @@
-"""`python -m chaos --seed 7 --runs 60 --minutes 12`."""
+"""`python -m chaos --seed 7 --runs 60 --minutes 12`, `python -m chaos --outage 10 --answer 500`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 
 from chaos.checks import Seen, violations
 from chaos.course import Course, Result
+from chaos.faults import Fault, one_outage
 from tests.support.docker_engine import why_no_engine
 from tests.support.images import PLAIN_IMAGE, why_not_buildable
 
 _MOST_MINUTES = 15.0
+_RUNNING_SECONDS = 40.0
+"""Before an outage: time for its runs to be submitted, and for many to be running."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,9 +35,17 @@ def main(arguments: list[str] | None = None) -> int:
         fault_minutes=0.5 * options.minutes,
         gap=options.gap,
         with_docker=with_docker,
+        faults=_outage(options),
         say=lambda line: print(line, flush=True),
     )
     return report(course.run(options.keep), options.seed)
+
+
+def _outage(options: argparse.Namespace) -> list[Fault] | None:
+    if options.outage is None:
+        return None
+    status = None if options.answer == "nothing" else int(options.answer)
+    return one_outage(after=_RUNNING_SECONDS, seconds=60.0 * options.outage, status=status)
 
 
 def report(result: Result, seed: int) -> int:
@@ -87,6 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--minutes", type=_minutes, default=12.0, help="at most 15")
     parser.add_argument("--gap", type=float, default=15.0, help="seconds between two faults")
+    parser.add_argument(
+        "--outage", type=_minutes, help="minutes that the server is away, and no other fault"
+    )
+    parser.add_argument("--answer", choices=("nothing", "500", "429"), default="nothing")
     parser.add_argument("--no-docker", action="store_true", help="two nodes, both of processes")
     parser.add_argument("--keep", type=Path, help="folder for the workers' logs")
     return parser

@@ -53,6 +53,7 @@ class Course:
         fault_minutes: How long things go wrong.
         gap: Mean seconds between two faults.
         with_docker: Have a node with a Docker engine.
+        faults: Instead of those that the seed gives; then all runs are submitted before the first.
         say: Gets a line for each thing that happens.
     """
 
@@ -66,11 +67,13 @@ class Course:
         gap: float,
         with_docker: bool,
         say: Callable[[str], None],
+        faults: list[Fault] | None = None,
     ) -> None:
         self._rng = random.Random(seed)
         self._count, self._seconds, self._gap = runs, 60.0 * minutes, gap
         self._fault_seconds = 60.0 * fault_minutes
         self._with_docker = with_docker
+        self._given_faults = faults
         self._say = say
         self._runs: dict[str, Planned] = {}
         self._to_cancel: list[tuple[float, str]] = []
@@ -106,8 +109,10 @@ class Course:
         pools = list(self._bed.nodes)
         self._started = time.monotonic()
         until = self._fault_seconds
-        plan = plan_runs(self._rng, self._count, within=0.8 * until, pools=set(pools))
-        faults = plan_faults(self._rng, first=8.0, until=until, gap=self._gap, pools=pools)
+        given = self._given_faults
+        within = 0.8 * until if given is None else given[0].after
+        plan = plan_runs(self._rng, self._count, within=within, pools=set(pools))
+        faults = given or plan_faults(self._rng, first=8.0, until=until, gap=self._gap, pools=pools)
         looked = 0.0
         while time.monotonic() < deadline:
             self._submit_due(plan)
@@ -156,6 +161,7 @@ class Course:
             self._say(f"{self._elapsed():6.0f} s  ({fault.kind.value}{where}: it is down already)")
             return
         away = f", {fault.away:.0f} s" if fault.away else ""
+        away += f", answers {fault.status}" if fault.status else ""
         hit = f", {len(injected.victims)} attempts there" if injected.victims else ""
         self._say(f"{self._elapsed():6.0f} s  {fault.kind.value}{where}{away}{hit}")
         self._result.faults.append(injected)

@@ -10,6 +10,7 @@ from enum import Enum
 
 from chaos.bed import Bed, Node
 from chaos.kinds import DOCKER
+from chaos.stand_in import stand_in
 
 
 class FaultKind(str, Enum):
@@ -20,7 +21,8 @@ class FaultKind(str, Enum):
     WORKER_PAUSED = "worker paused"
     """SIGSTOP, and SIGCONT a moment later."""
     SERVER_KILLED = "server killed"
-    """kill -9 of the Prefect server, which starts again on the same database."""
+    """kill -9 of the Prefect server, which starts again on the same database; meanwhile nothing
+    answers, or something that says 500 or 429 to everything."""
     ENGINE_RESTARTED = "engine restarted"
     """dockerd stops, which stops its containers, and starts again."""
     ENGINE_KILLED = "engine killed"
@@ -41,6 +43,7 @@ _AWAY_SECONDS = {
     FaultKind.NODE_LOST_FOR_LONG: (80.0, 110.0),
 }
 _SHARES = {FaultKind.WORKER_KILLED: 4, FaultKind.WORKER_PAUSED: 2, FaultKind.SERVER_KILLED: 2}
+_ANSWERS = (None, None, 500, 429)
 _OF_ENGINES = (FaultKind.ENGINE_RESTARTED, FaultKind.ENGINE_KILLED)
 
 
@@ -55,6 +58,8 @@ class Fault:
     """Whose node; `None` for the server."""
     away: float
     """Seconds until it is put right."""
+    status: int | None = None
+    """What every request gets while the server is away; `None`: no answer."""
 
 
 def plan_faults(
@@ -81,10 +86,18 @@ def plan_faults(
                 after=at,
                 pool=None if kind is FaultKind.SERVER_KILLED else pool,
                 away=rng.uniform(*_AWAY_SECONDS[kind]),
+                status=rng.choice(_ANSWERS) if kind is FaultKind.SERVER_KILLED else None,
             )
         )
         at += rng.uniform(0.5 * gap, 1.5 * gap)
     return planned
+
+
+def one_outage(*, after: float, seconds: float, status: int | None) -> list[Fault]:
+    """Nothing goes wrong but the server, once and for long."""
+    return [
+        Fault(kind=FaultKind.SERVER_KILLED, after=after, pool=None, away=seconds, status=status)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +147,8 @@ def _kill_server(bed: Bed, fault: Fault) -> Injected:
     at = time.time()
     bed.server.kill()
     # Nobody can be asked meanwhile, so it is put right at once.
-    time.sleep(fault.away)
+    with stand_in(bed.server.port, fault.status):
+        time.sleep(fault.away)
     bed.server.start()
     return Injected(fault=fault, at=at, victims=(), put_right=None)
 
