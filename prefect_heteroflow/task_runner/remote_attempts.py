@@ -104,7 +104,7 @@ class OtherPools:
                 )
                 ended, why = self._wait(run, call.timeout_seconds)
             rows = run_coro_as_sync(rows_of(run.id))
-            outcome = _judge(pool, ended, why, rows, _reply(storage, reply_key, seal))
+            outcome = _judge(pool, ended, why, rows, _reply(storage, reply_key, seal, ended))
             return replace(outcome, sent_bytes=len(packed))
         except (StorageNotShared, SealBroken) as error:
             return _outcome(pool, kind="unportable", text=str(error))
@@ -223,8 +223,14 @@ def _by_value(task: Task[..., Any]) -> Iterator[None]:
         registry.unregister_pickle_by_value(module)
 
 
-def _reply(storage: SealedStorage, key: str, seal: str) -> Reply | None:
-    data = storage.get(key, seal)
+def _reply(storage: SealedStorage, key: str, seal: str, ended: FlowRun) -> Reply | None:
+    try:
+        data = storage.get(key, seal)
+    except StorageNotShared:
+        if ended.state is not None and ended.state.is_completed():
+            raise
+        # A body that died left no reply, and a bucket says so in its own library's words.
+        data = None
     if data is None:
         return None
     reply: Reply = pickle.loads(data)
