@@ -10,7 +10,7 @@ from enum import Enum
 
 from chaos.bed import Bed, Node
 from chaos.kinds import DOCKER
-from chaos.stand_in import stand_in
+from tests.support.stand_in import stand_in
 
 
 class FaultKind(str, Enum):

@@ -43,7 +43,7 @@ from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.insisting import insist
+from prefect_heteroflow.orchestration.insisting import insist, is_passing
 from prefect_heteroflow.orchestration.node_presence import NodePresence
 from prefect_heteroflow.orchestration.nodes import NodeNameTaken
 from prefect_heteroflow.orchestration.wakeups import Wakeups
@@ -225,6 +225,30 @@ class RetryingWorker(_Base):
             life = self._lives[life.flow_run.id] = following
             self._asked_for.discard(life.flow_run.id)
             await life.go_on()
+
+    async def get_and_submit_flow_runs(self) -> list[FlowRun]:
+        """Poll once. While the API is away there are no runs; core would end the worker for it.
+
+        It does so after some eight minutes of failures, and at the first 429, and the attempts of
+        the worker would end with it or be left alone.
+        """
+        try:
+            return await super().get_and_submit_flow_runs()
+        except httpx.HTTPError as error:
+            self._wait_out(error)
+            return []
+
+    async def sync_with_backend(self) -> None:
+        """Tell core's heartbeat and read the pool; an outage is waited out, as in a poll."""
+        try:
+            await super().sync_with_backend()
+        except httpx.HTTPError as error:
+            self._wait_out(error)
+
+    def _wait_out(self, error: httpx.HTTPError) -> None:
+        if not is_passing(error):
+            raise error
+        self._logger.debug("The Prefect API does not answer: %s", error)
 
     async def _submit_scheduled_flow_runs(
         self, flow_run_response: list[WorkerFlowRunResponse]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
+from tests.support.stand_in import stand_in
 from tests.support.workers import Api, Worker
 
 POOL = "outage"
@@ -64,3 +65,44 @@ def test_outage_between_two_attempts_in_place_is_waited_out(
         assert [state.name for state in api.states(run) if state.is_final] == ["Completed"]
         assert [row["status"] for row in api.rows(run)] == ["failed", "completed"]
     assert (tmp_path / "runs").read_text() == "x\nx\n"
+
+
+GIVES_UP_AFTER = 16
+"""Polls; Prefect's own worker ends itself after 12 that failed, and after one 429."""
+
+
+@pytest.mark.parametrize("status", [500, 429])
+def test_worker_outlives_an_api_that_fails_for_longer_than_core_would_bear(
+    own_server: PrefectServer, own_api: Api, tmp_path: Path, status: int
+) -> None:
+    settings = {
+        "PREFECT_CLIENT_MAX_RETRIES": "0",
+        "PREFECT_WORKER_QUERY_SECONDS": "0.5",
+        "PREFECT_WORKER_HEARTBEAT_SECONDS": "1",
+    }
+    go_on = tmp_path / "go-on"
+    command = f"sh -c 'until [ -e {go_on} ]; do sleep 0.1; done'"
+    flow = own_api.deploy("sleepy", POOL, name="long-outage", job_variables={"memory_mb": 64})
+    with Worker(
+        own_server, tmp_path, pool=POOL, node="long", memory_mb=4096, settings=settings
+    ) as worker:
+        run = own_api.submit(flow, job_variables={"command": command})
+        own_api.wait_state(run, "Running")
+        own_server.kill()
+        with stand_in(own_server.port, status) as asked:
+            wait_until(
+                lambda: sum("get_scheduled_flow_runs" in path for path in asked) > GIVES_UP_AFTER,
+                what=f"{GIVES_UP_AFTER} polls that failed",
+                timeout_seconds=120,
+            )
+            go_on.touch()
+            wait_until(
+                lambda: "the end of attempt 1 is kept" in worker.log(),
+                what="the end of the attempt amid the outage",
+                timeout_seconds=60,
+            )
+        own_server.start()
+        with contextlib.closing(Api(own_server)) as api:
+            assert api.wait_end(run).name == "Completed"
+            again = api.submit(flow, job_variables={"command": "true"})
+            assert api.wait_end(again).name == "Completed"

@@ -29,6 +29,8 @@ from tests.support.prefect_server import PrefectServer
 
 OVERRIDES = [
     (RetryingWorker, BaseWorker, "_submit_scheduled_flow_runs"),
+    (RetryingWorker, BaseWorker, "get_and_submit_flow_runs"),
+    (RetryingWorker, BaseWorker, "sync_with_backend"),
     (RetryingWorker, BaseWorker, "_cancel_run"),
     (RetryingWorker, BaseWorker, "_propose_crashed_state"),
     (RetryingWorker, BaseWorker, "_give_worker_labels_to_flow_run"),

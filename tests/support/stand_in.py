@@ -9,20 +9,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextlib.contextmanager
-def stand_in(port: int, status: int | None) -> Iterator[None]:
+def stand_in(port: int, status: int | None) -> Iterator[list[str]]:
     """Answer every request on a port with one status, as a proxy before a dead server does.
+
+    Gives the paths of the requests so far.
 
     Args:
         port: On loopback.
         status: 500 or 429, for example; `None` leaves the port closed.
     """
+    asked: list[str] = []
     if status is None:
-        yield
+        yield asked
         return
     code: int = status
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
+            asked.append(self.path)
             length = int(self.headers.get("Content-Length") or 0)
             self.rfile.read(length)
             self.send_response(code)
@@ -38,7 +42,7 @@ def stand_in(port: int, status: int | None) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield
+        yield asked
     finally:
         server.shutdown()
         server.server_close()
