@@ -495,7 +495,19 @@ class RetryingWorker(_Base):
     def end_soon(self, life: AttemptLife) -> None:
         """End what runs of an attempt; nobody waits for its grace time."""
         assert self._runs_task_group is not None
-        self._runs_task_group.start_soon(life.end)
+        self._runs_task_group.start_soon(self._end, life)
+
+    async def _end(self, life: AttemptLife) -> None:
+        try:
+            await life.end()
+        except Exception as error:
+            # It runs in the worker's own task group: an error would end the worker.
+            self._logger.warning(
+                "Attempt %d of run %s could not be ended yet: %s",
+                life.attempt,
+                life.flow_run.id,
+                error,
+            )
 
     async def adopt(self, handle: AttemptHandle, configuration: RetryConfiguration) -> None:
         """Watch an attempt again that an earlier process of this worker has started."""
