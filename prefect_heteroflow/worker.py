@@ -67,12 +67,15 @@ from prefect_heteroflow.docker_job import (
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
 from prefect_heteroflow.infra.container_engine import ContainerEngine, engine_text, is_away
+from prefect_heteroflow.infra.docker_errors import unite_docker_errors
 from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.job_configuration import RetryConfiguration, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker
 
 if TYPE_CHECKING:
     from docker import DockerClient
+
+unite_docker_errors()
 
 _PEAK_SECONDS = 1.0
 

@@ -160,3 +160,24 @@ def test_every_placeholder_of_the_template_is_a_variable(worker: type[BaseWorker
         value.strip("{} ") for value in template["job_configuration"].values() if "{{" in str(value)
     }
     assert named <= set(template["variables"]["properties"])
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import docker",
+        "from prefect.utilities.importtools import lazy_import; lazy_import('docker')",
+    ],
+    ids=["docker", "lazily"],
+)
+def test_errors_of_the_engine_are_those_that_are_caught_whoever_imported_docker_first(
+    first: str,
+) -> None:
+    """Prefect's lazy import makes the next `import docker.errors` load it a second time."""
+    look = (
+        "import docker.errors, prefect_heteroflow.worker; from docker.api import client;"
+        " raised = client.create_api_error_from_http_exception.__globals__;"
+        " assert all(raised[name] is getattr(docker.errors, name)"
+        " for name in ('APIError', 'NotFound', 'ImageNotFound', 'DockerException'))"
+    )
+    subprocess.run([sys.executable, "-c", f"{first}; {look}"], check=True, timeout=120)
