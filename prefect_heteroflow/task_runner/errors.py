@@ -142,7 +142,11 @@ def as_task_error(cause: BaseException, origin: Origin) -> BaseException:
     if both is not None:
         return both
     kind = type(cause)
-    text = f"{kind.__module__}.{kind.__qualname__}: {cause}"
+    try:
+        said = str(cause)
+    except Exception as error:  # a broken `__str__` must not hide the failure
+        said = f"its text cannot be read ({type(error).__name__})"
+    text = f"{kind.__module__}.{kind.__qualname__}: {said}"
     return with_origin(HeteroTaskError(text), origin)
 
 

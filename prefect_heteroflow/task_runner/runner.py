@@ -13,6 +13,7 @@ from prefect.settings.context import get_current_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.asyncutils import run_coro_as_sync
 
+from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.task_requirements import Requirements, exception_names
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
@@ -157,7 +158,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             dependencies: Inputs for the tracking of dependencies.
 
         Raises:
-            ValueError: What the task requires, or a setting, cannot be used.
+            ValueError: A setting cannot be used.
             RuntimeError: The runner is not started.
         """
         if not self._started:
@@ -167,7 +168,13 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             return super().submit(task, parameters, wait_for, dependencies)
         places = self._started_places()
         requirements = requirements_of(task.fn, self._requirements)
-        life = TaskLife(task, self._rules_of(requirements, task.retries), requirements, places)
+        refusal: str | None = None
+        try:
+            rules = self._rules_of(requirements, task.retries)
+        except JobValueError as error:
+            # What one task asks for is an error of that task; the flow goes on.
+            refusal, rules = str(error), self._rules_of(Requirements(), 0)
+        life = TaskLife(task, rules, requirements, places, refusal=refusal)
         future = super().submit(
             life.engine_task,
             places.producers.readable(parameters),

@@ -81,6 +81,7 @@ class TaskLife:
         rules: How it is retried, and its first resources.
         requirements: What is said about it.
         places: Where attempts can run.
+        refusal: Why the task must not run at all: what it asks for cannot be used.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class TaskLife:
         rules: RetryRules,
         requirements: Requirements,
         places: Places,
+        refusal: str | None = None,
     ) -> None:
         self._task = task
+        self._refusal = refusal
         self._rules = rules
         self._requirements = requirements
         self._places = places
@@ -156,6 +159,8 @@ class TaskLife:
         self.engine_task.retries = _WITHOUT_END
         self.engine_task.timeout_seconds = None
         call = self._call()
+        if self._refusal is not None:
+            return self._refused(self._refusal)
         if isinstance(planned, Retry) and planned.place.pool != self._places.node.pool:
             assert self._places.remote is not None  # `_decide` stops without it
             return self._places.remote.run(call, planned)
@@ -199,13 +204,12 @@ class TaskLife:
             text = f"it requires {wanted}, which no node has: {found.reason}; {has}"
         else:
             text = f"it requires {wanted}; {has}. {no_remote(found.pool)}"
-        return TaskOutcome(
-            kind="refused",
-            text=text,
-            evidence=Evidence(phase="start", engine_error=text),
-            pool=node.pool,
-            node=None,
-        )
+        return self._refused(text)
+
+    def _refused(self, text: str) -> TaskOutcome:
+        evidence = Evidence(phase="start", engine_error=text)
+        pool = self._places.node.pool
+        return TaskOutcome(kind="refused", text=text, evidence=evidence, pool=pool, node=None)
 
     # ---- what follows ------------------------------------------------------------------------
 

@@ -236,3 +236,16 @@ def need_gpu_mb_by_torch(megabytes: int) -> tuple[str, int, str]:
             f" {has / 1024:.2f} GiB free; 0 bytes reserved in total by PyTorch)"
         )
     return attempt.node, attempt.attempt, kind.__name__
+
+
+class Unspeakable(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@task
+def fail_unspeakably() -> None:
+    """Raises what cannot be printed."""
+    raise Unspeakable("x")

@@ -320,3 +320,29 @@ def test_last_words_of_a_killed_body_are_in_the_log(server: PrefectServer) -> No
             return [log.message for log in client.read_logs(wanted)]
 
         wait_until(lambda: "last words here" in messages(), what="the last words")
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "said"),
+    [
+        (99_999_999, "memory_mb 99999999 is above oom_memory_limit"),
+        (16_000, "which no node has"),
+    ],
+    ids=["above the limit of growth", "more than this node has"],
+)
+def test_task_that_asks_for_what_nobody_has_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, memory_mb: int, said: str
+) -> None:
+    monkeypatch.setenv(f"{PREFIX}NODE_MEMORY_MB", "3000")
+    greedy = requires(memory_mb=memory_mb)(runner_tasks.square)
+    error, state, neighbour = error_and_neighbour(lambda: greedy.submit(2))
+    assert type(error) is HeteroTaskError
+    assert said in str(error)
+    assert (state, neighbour) == ("Failed", 9)
+
+
+def test_exception_whose_text_cannot_be_read_is_still_a_task_error_that_names_it() -> None:
+    error, state, neighbour = error_and_neighbour(runner_tasks.fail_unspeakably.submit)
+    assert isinstance(error, HeteroTaskError)
+    assert "Unspeakable: its text cannot be read (RuntimeError)" in str(error)
+    assert (state, neighbour) == ("Failed", 9)
