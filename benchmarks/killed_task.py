@@ -89,7 +89,7 @@ def _run_count(future: Any) -> int | str:
                 continue
             if run.state is not None and run.state.is_final():
                 return run.run_count
-            time.sleep(0.2)
+            time.sleep(0.2)  # the API says nothing by itself: asked again
     return "not told"
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.core.contact import has_gone_on_without
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
 
@@ -54,14 +52,3 @@ class GivenUp:
             self._worker.node.name,
         )
         self._worker.end_soon(life)
-
-
-def has_gone_on_without(attempt: int, rows: Sequence[Attempt]) -> bool:
-    """Whether an attempt is lost by its row, and a later one was started. Pure.
-
-    While nobody has started another, its end still counts.
-    """
-    own = next((row for row in rows if row.attempt == attempt), None)
-    if own is None or own.failure != FailureClass.NODE_LOST.value:
-        return False
-    return any(row.attempt > attempt and row.status is not AttemptStatus.SCHEDULED for row in rows)

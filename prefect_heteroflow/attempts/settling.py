@@ -17,11 +17,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
-from prefect_heteroflow.attempts.given_up import has_gone_on_without
 from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.attempts.loose_ends import close_task_runs
 from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
 from prefect_heteroflow.core.attempts import Attempt, current_series
+from prefect_heteroflow.core.contact import has_gone_on_without
 from prefect_heteroflow.core.decide import decide, without_deployment
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.job_values import JobValues

@@ -8,8 +8,12 @@ be said about the attempt: that time does not count, and the silence before it i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.failures import FailureClass
 
 
 class Answer(str, Enum):
@@ -133,3 +137,14 @@ def _silent(
         return replace(contact, looked_at=now), Watch()
     after = replace(contact, looked_at=now, lost=True)
     return after, Lost(reason=f"It gave no sign of life for {now - since:.0f} s.")
+
+
+def has_gone_on_without(attempt: int, rows: Sequence[Attempt]) -> bool:
+    """Whether an attempt is lost by its row, and a later one was started.
+
+    While nobody has started another, its end still counts.
+    """
+    own = next((row for row in rows if row.attempt == attempt), None)
+    if own is None or own.failure != FailureClass.NODE_LOST.value:
+        return False
+    return any(row.attempt > attempt and row.status is not AttemptStatus.SCHEDULED for row in rows)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_heteroflow.attempts.given_up import has_gone_on_without
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.contact import has_gone_on_without
 
 LOST = Attempt(attempt=1, flow_run_id="front", status=AttemptStatus.FAILED, failure="NodeLost")
 OTHER_END = Attempt(
