@@ -111,6 +111,7 @@ async def test_resume_of_the_ui_schedules_the_run_and_a_worker_takes_it(
     tmp_path: Path,
 ) -> None:
     """With the job variables of the attempt that waited; before that no worker touches it."""
+    await opened(client, key)  # else the worker's own round would release the run
     run, _ = await held_run(api, client, deployment, key)
     with Worker(server, tmp_path, pool=POOL, node="approval-node", memory_mb=4096):
         assert api.run(str(run.id))["state"]["name"] == "AwaitingApproval"
