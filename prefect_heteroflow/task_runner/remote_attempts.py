@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -47,22 +47,37 @@ from prefect_heteroflow.task_runner.sealed_storage import (
     storage_of,
 )
 from prefect_heteroflow.task_runner.sign_of_life import SignOfLife
+from prefect_heteroflow.task_runner.wait_for_node import WaitForNode
 
 if TYPE_CHECKING:
     from prefect import Task
 
     from prefect_heteroflow.core.policy import Retry
+    from prefect_heteroflow.core.resources import Cluster
     from prefect_heteroflow.task_runner.frames import Reply
 
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.25, 5.0
 _PARENT_WAIT_SECONDS = 60.0
 """After that the run is created without its place under the task run; its label names it still."""
+_ENDED_BECAUSE = {
+    "cancelled": "Its task was cancelled.",
+    "timed_out": "Its task ran out of time.",
+    "no_node": "No node of its pool was heard of while it waited.",
+}
 
 
 class OtherPools:
-    """Runs attempts of tasks on the pools that `route` names."""
+    """Runs attempts of tasks on the pools that `route` names.
 
-    def __init__(self) -> None:
+    Args:
+        read_cluster: The nodes as they are now; it may raise `httpx.HTTPError`.
+        lost_contact_timeout: Seconds for which a pool may have no live node while an attempt waits
+            there.
+    """
+
+    def __init__(self, read_cluster: Callable[[], Cluster], *, lost_contact_timeout: float) -> None:
+        self._read_cluster = read_cluster
+        self._lost_contact_timeout = lost_contact_timeout
         self._cancelled = threading.Event()
         self._sign = SignOfLife()
 
@@ -99,10 +114,17 @@ class OtherPools:
                 run = self._create(call, decision, parameters)
                 if run is None:
                     return _outcome(pool, kind="cancelled")
-                get_run_logger(call.context).info(
+                logger = get_run_logger(call.context)
+                logger.info(
                     "Attempt %d runs on pool %s as flow run '%s'.", call.attempt, pool, run.name
                 )
-                ended, why = self._wait(run, call.timeout_seconds)
+                waiting = WaitForNode(
+                    pool,
+                    self._read_cluster,
+                    timeout_seconds=self._lost_contact_timeout,
+                    say=lambda why: logger.warning("Attempt %d: %s.", call.attempt, why),
+                )
+                ended, why = self._wait(run, call.timeout_seconds, waiting)
             rows = run_coro_as_sync(rows_of(run.id))
             outcome = _judge(pool, ended, why, rows, _reply(storage, reply_key, seal, ended))
             return replace(outcome, sent_bytes=len(packed))
@@ -137,11 +159,14 @@ class OtherPools:
             pause_seconds = min(_LONGEST_POLL_SECONDS, 1.5 * pause_seconds)
         return None
 
-    def _wait(self, run: FlowRun, timeout_seconds: float | None) -> tuple[FlowRun, str | None]:
+    def _wait(
+        self, run: FlowRun, timeout_seconds: float | None, waiting: WaitForNode
+    ) -> tuple[FlowRun, str | None]:
         """The ended run, and why we ended it, if we did."""
         pause_seconds = _FIRST_POLL_SECONDS
         why: str | None = None
         began: float | None = None
+        is_told = False
         while True:
             try:
                 now: FlowRun = run_coro_as_sync(read_run(run.id))
@@ -157,8 +182,10 @@ class OtherPools:
                     why = "cancelled"
                 elif timeout_seconds is not None and began is not None:
                     why = "timed_out" if time.monotonic() - began > timeout_seconds else None
-                if why is not None:
-                    run_coro_as_sync(cancel_run(run.id))
+                elif state is not None and state.type is StateType.SCHEDULED:
+                    why = "no_node" if waiting.is_in_vain(time.monotonic()) else None
+            if why is not None and not is_told:
+                is_told = _told_to_end(run, why)
             if why is None:
                 self._cancelled.wait(pause_seconds)
             else:
@@ -170,6 +197,15 @@ class OtherPools:
             return bool(run_coro_as_sync(was_given_up(run)))
         except httpx.HTTPError:
             return False
+
+
+def _told_to_end(run: FlowRun, why: str) -> bool:
+    """`False` if the API did not answer: the run goes on until it is told again."""
+    try:
+        run_coro_as_sync(cancel_run(run.id, _ENDED_BECAUSE[why]))
+    except httpx.HTTPError:
+        return False
+    return True
 
 
 def _packed(call: TaskCall) -> bytes:
@@ -258,6 +294,10 @@ def _judge(
         text = f"its run '{run.name}' on pool {pool} was ended for want of a sign of life"
         lost = Diagnosis(failure=FailureClass.NODE_LOST, rule="taken-for-gone", reason=text)
         return _outcome(pool, kind="died", text=text, diagnosis=lost, **facts)
+    if why == "no_node" and state.type is StateType.CANCELLED:
+        text = f"its run '{run.name}' waited, and no node of pool {pool} was heard of"
+        gone = Diagnosis(failure=FailureClass.NODE_LOST, rule="no-live-node", reason=text)
+        return _outcome(pool, kind="died", text=text, diagnosis=gone, **facts)
     if why == "cancelled" or state.type is StateType.CANCELLED:
         return _outcome(pool, kind="cancelled", **facts)
     if reply is not None:

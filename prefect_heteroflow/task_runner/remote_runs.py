@@ -133,12 +133,14 @@ async def rows_of(flow_run_id: UUID) -> list[Attempt]:
         return list(await read_attempts(client, flow_run_id))
 
 
-async def cancel_run(flow_run_id: UUID) -> None:
-    """Cancel it; its worker ends the process."""
+async def cancel_run(flow_run_id: UUID, message: str) -> None:
+    """Cancel it; its worker ends the process.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
     async with get_client() as client:
-        await client.set_flow_run_state(
-            flow_run_id, Cancelling(message="Its task was cancelled, or ran out of time.")
-        )
+        await client.set_flow_run_state(flow_run_id, Cancelling(message=message))
 
 
 async def was_given_up(run: FlowRun) -> bool:

@@ -262,7 +262,10 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         return Places(
             node=node,
             local=LocalAttempts(node, self._children),
-            remote=OtherPools(),
+            remote=OtherPools(
+                lambda: _read_cluster(settings.node_liveness_seconds),
+                lost_contact_timeout=settings.lost_contact_timeout,
+            ),
             producers=Producers(),
             read_cluster=lambda: _read_cluster(settings.node_liveness_seconds),
             say_once=self._say_once,

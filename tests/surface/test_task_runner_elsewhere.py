@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentTaskRunId
 from prefect.filesystems import LocalFileSystem
+from prefect.utilities.asyncutils import run_coro_as_sync
 
 from prefect_heteroflow import HeteroTaskError, HeteroTaskRunner, WorkerDiedError, requires
+from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.nodes import publish_node
 from tests.support import runner_tasks
 from tests.support.needs import need
 from tests.support.prefect_server import PrefectServer
@@ -158,3 +163,31 @@ def test_saved_block_as_result_storage_is_found_by_the_other_side(
 def test_nothing_of_the_call_stays_in_the_storage(server: PrefectServer) -> None:
     run_one(requires(memory_mb=4096)(runner_tasks.square), 3)
     assert list(Path(server.root, "results").rglob("heteroflow-*")) == []
+
+
+async def publish_a_node_that_is_never_heard_of_again(pool: str) -> None:
+    """It counts as live for some seconds more: long enough to be chosen."""
+    async with get_client() as client:
+        await publish_node(
+            client,
+            Node(name=f"node-{pool}", pool=pool, memory_mb=5000),
+            worker_instance_id="gone",
+            heartbeat_at=utc_now() - timedelta(seconds=76),
+        )
+
+
+def test_attempt_moves_on_from_a_pool_whose_nodes_have_gone_away(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{PREFIX}LOST_CONTACT_TIMEOUT", "1")
+    api.create_pool("runner-gone", "heteroflow-process")
+    run_coro_as_sync(publish_a_node_that_is_never_heard_of_again("runner-gone"))
+    state, flow_run_id = run_one(requires(memory_mb=4500)(runner_tasks.square), 7)
+    assert state.result() == 49
+    (task_run,) = task_runs_of(flow_run_id, count=1)
+    rows = api.rows(str(task_run.id))
+    assert [(row["failure"], row["pool"], row["node"]) for row in rows] == [
+        ("NodeLost", "runner-gone", None),
+        (None, LARGE, "node-large"),
+    ]
+    assert sorted(run.state.name for run in subflows_of(task_run.id)) == ["Cancelled", "Completed"]
