@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import datetime
+from typing import Any, TypeVar
 from uuid import UUID
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 import httpx
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import AwaitingRetry
+from prefect.client.schemas.objects import FlowRun
 from prefect.workers.base import BaseWorkerResult
 from pydantic import ValidationError
 
 from prefect_heteroflow.attempts.backend import (
-    AttemptBackend,
     AttemptHandle,
     WorkerCannotStart,
     reason_in,
@@ -41,37 +37,18 @@ from prefect_heteroflow.core.user_rules import UserRule
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus
 from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration
-from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.insisting import insist, is_passing
 from prefect_heteroflow.orchestration.node_presence import NodePresence
 from prefect_heteroflow.orchestration.nodes import NodeNameTaken
 from prefect_heteroflow.orchestration.wakeups import Wakeups
+from prefect_heteroflow.prefect_hooks import PrefectHooks
 from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.user_rules_file import load_user_rules
 
-if TYPE_CHECKING:
-    from prefect.client.orchestration import PrefectClient
-    from prefect.client.schemas.responses import WorkerFlowRunResponse
-    from prefect.workers.base import BaseWorker
-
-    class _Base(BaseWorker[Any, Any, Any], AttemptBackend):
-        """What the mixin is mixed into."""
-else:
-    _Base = object
-
 T = TypeVar("T")
 
-# What core says when it could not submit a run, and how errors of the API look in it.
-_NOT_SUBMITTED = "Failed to submit flow run to infrastructure:"
-_PASSING = re.compile(
-    r"Server error '5\d\d|'429 |ConnectError|ConnectTimeout|ReadTimeout|ReadError|PoolTimeout"
-    r"|RemoteProtocolError|WriteError"
-)
-_SUBMIT_AGAIN_SECONDS = 5.0
 
-
-class RetryingWorker(_Base):
+class RetryingWorker(PrefectHooks):
     """Mixin for a Prefect worker that fills in `AttemptBackend` and `probe_node`."""
 
     containers: bool
@@ -226,96 +203,12 @@ class RetryingWorker(_Base):
             self._asked_for.discard(life.flow_run.id)
             await life.go_on()
 
-    async def get_and_submit_flow_runs(self) -> list[FlowRun]:
-        """Poll once. While the API is away there are no runs; core would end the worker for it.
-
-        It does so after some eight minutes of failures, and at the first 429, and the attempts of
-        the worker would end with it or be left alone.
-        """
-        try:
-            return await super().get_and_submit_flow_runs()
-        except httpx.HTTPError as error:
-            self._wait_out(error)
-            return []
-
-    async def sync_with_backend(self) -> None:
-        """Tell core's heartbeat and read the pool; an outage is waited out, as in a poll."""
-        try:
-            await super().sync_with_backend()
-        except httpx.HTTPError as error:
-            self._wait_out(error)
-
-    def _wait_out(self, error: httpx.HTTPError) -> None:
-        if not is_passing(error):
-            raise error
-        self._logger.debug("The Prefect API does not answer: %s", error)
-
-    async def _submit_scheduled_flow_runs(
-        self, flow_run_response: list[WorkerFlowRunResponse]
-    ) -> list[FlowRun]:
-        # Core has no public hook between "the pool has these runs" and "this worker takes them".
-        # Pinned by tests/surface/test_core_hooks.py.
-        if flow_run_response and self._placements is not None:
-            cluster = await self.read_cluster()
-            # As it was published, and as somebody may have cordoned it since.
-            node = next((n for n in cluster.nodes if n.name == self.node.name), self.node)
-            flow_run_response = [
-                entry
-                for entry in flow_run_response
-                if not self.is_looked_after(entry.flow_run.id)
-                and await self._is_for_this_node(node, entry.flow_run, cluster)
-            ]
-        # What a cancel of the time before it was scheduled again has left.
-        self._cancelled_early -= {entry.flow_run.id for entry in flow_run_response}
-        return await super()._submit_scheduled_flow_runs(flow_run_response)
-
     def is_looked_after(self, flow_run_id: UUID) -> bool:
         """Whether an attempt of it is still here; then the pool is asked again when it has gone."""
         if flow_run_id not in self._lives:
             return False
         self._asked_for.add(flow_run_id)
         return True
-
-    async def _is_for_this_node(self, node: Node, flow_run: FlowRun, cluster: Cluster) -> bool:
-        assert self._placements is not None
-        try:
-            return await self._placements.is_for(
-                node, flow_run, cluster, self.work_pool.base_job_template
-            )
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            # Odd values of one run must not end the worker: whoever takes the run refuses them.
-            self._logger.warning("Run %s cannot be placed: %r", flow_run.id, error)
-            return True
-
-    async def _propose_crashed_state(
-        self, flow_run: FlowRun, message: str, client: PrefectClient | None = None
-    ) -> None:
-        # Core calls it for whatever keeps it from submitting a run. An API that is away for a
-        # moment is no crash: nothing has run yet. Pinned by tests/surface/test_core_hooks.py.
-        if message.startswith(_NOT_SUBMITTED) and _PASSING.search(message):
-            due = utc_now() + timedelta(seconds=_SUBMIT_AGAIN_SECONDS)
-            state: State[None] = AwaitingRetry(
-                scheduled_time=due, message=f"{message} Nothing has run yet; it is tried again."
-            )
-            if await transitions.finish(client or self.client, flow_run.id, state):
-                self.wake_at(due, flow_run.id)
-                return
-        await super()._propose_crashed_state(flow_run, message, client)
-
-    async def _give_worker_labels_to_flow_run(self, flow_run_id: UUID) -> None:
-        # Core crashes a run whose labels cannot be stored, and on a busy SQLite they often cannot:
-        # the server reads before it writes, and says 503 when anybody else wrote in between. Of
-        # 200 runs submitted at once 18 ended that way before they began (measured).
-        # Pinned by tests/surface/test_core_hooks.py.
-        assert self._runs_task_group is not None
-        self._runs_task_group.start_soon(self._label_quietly, flow_run_id)
-
-    async def _label_quietly(self, flow_run_id: UUID) -> None:
-        give = super()._give_worker_labels_to_flow_run
-        try:
-            await insist(partial(give, flow_run_id), self._logger, "the name of the run's worker")
-        except Exception as error:
-            self._logger.debug("Run %s keeps its labels: %s", flow_run_id, error)
 
     async def _cancel_run(self, flow_run_id: UUID) -> None:
         # Core's own version ends only runs that never started; ours ends them all.
