@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from prefect.settings.base import PrefectBaseSettings, build_settings_config
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from prefect_heteroflow.core.breaker import MAX_RESTARTS, UNLIMITED, BreakerPolicy
+from prefect_heteroflow.core.job_values import default_problem
 from prefect_heteroflow.core.ranges import MAX_DELAY_SECONDS
 
 
@@ -104,17 +105,27 @@ class HeteroflowSettings(PrefectBaseSettings):
     )
     node_liveness_seconds: float = Field(
         default=90.0,
+        gt=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
         description="A node whose worker was not heard of for so many seconds is not routed to.",
     )
 
     placement_grace_seconds: float = Field(
         default=30.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
         description=(
             "Seconds for which the other nodes of a pool leave a retry to the node that it prefers."
         ),
     )
     cancel_grace_seconds: float = Field(
-        default=30.0, description="Seconds between SIGTERM and SIGKILL when a run is cancelled."
+        default=30.0,
+        ge=0,
+        le=MAX_DELAY_SECONDS,
+        allow_inf_nan=False,
+        description="Seconds between SIGTERM and SIGKILL when a run is cancelled.",
     )
     breaker_max_restarts: int = Field(
         default=2,
@@ -167,6 +178,30 @@ class HeteroflowSettings(PrefectBaseSettings):
         ),
     )
 
+    @field_validator(
+        "retry_strategy",
+        "max_retries",
+        "infrastructure_retries",
+        "retry_delay",
+        "backoff_multiplier",
+        "max_retry_delay",
+        "retry_jitter",
+        "escalation_delay",
+        "oom_memory_limit",
+        "retry_on",
+        "stop_on",
+        "retry_exceptions",
+        "cleanup_patterns",
+        "cleanup_hook",
+    )
+    @classmethod
+    def _is_allowed(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refused here, for else every run of a worker would be refused one by one."""
+        problem = default_problem(str(info.field_name), value)
+        if problem is not None:
+            raise ValueError(problem)
+        return value
+
     @property
     def breaker_policy(self) -> BreakerPolicy:
         """The breaker's settings as `core` takes them."""
@@ -184,6 +219,7 @@ def settings_problem(error: ValidationError) -> str:
     for found in error.errors():
         name = str(found["loc"][0]).upper() if found["loc"] else "?"
         problems.append(
-            f"PREFECT_INTEGRATIONS_HETEROFLOW_{name} is {found['input']!r}: {found['msg']}."
+            f"PREFECT_INTEGRATIONS_HETEROFLOW_{name} is {found['input']!r}:"
+            f" {found['msg'].removeprefix('Value error, ')}."
         )
     return f"{' '.join(problems)} Correct it in the environment or in prefect.toml."

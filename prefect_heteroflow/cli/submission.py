@@ -14,6 +14,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled, to_state_create
 
 from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError
+from prefect_heteroflow.cli.nodes import read_settings
 from prefect_heteroflow.container_job import DEPLOYMENT_NAME, ENTRYPOINT, container_job
 from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
@@ -21,7 +22,6 @@ from prefect_heteroflow.core.resources import Cluster, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS, NoRoute, is_declared, route
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.nodes import read_cluster
-from prefect_heteroflow.settings import HeteroflowSettings
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -86,7 +86,7 @@ def check_request(request: JobRequest) -> CheckedRequest:
 
 
 def _parsed(values: Mapping[str, object]) -> JobValues:
-    settings = HeteroflowSettings()
+    settings = read_settings()
     defaults = {name: getattr(settings, name) for name in type(settings).model_fields}
     try:
         return parse_job_values(values, defaults)
@@ -130,7 +130,7 @@ async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitte
     resources = _parsed(variables).resources
     if not variables.get("image") and STARTS_CONTAINERS[pool.type]:
         raise _refused(f"Pool {pool.name!r} starts containers: say which with --image.")
-    settings = HeteroflowSettings()
+    settings = read_settings()
     cluster = await read_cluster(
         client, now=utc_now(), liveness_seconds=settings.node_liveness_seconds
     )

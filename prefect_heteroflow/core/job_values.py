@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from prefect_heteroflow.core.cleanup import DEFAULT_PATTERNS, hook_command, parse_cleanup_patterns
@@ -112,6 +113,26 @@ def parse_job_values(
         cleanup_patterns=cleanup_patterns,
         cleanup_hook=cleanup_hook,
     )
+
+
+def default_problem(name: str, value: object) -> str | None:
+    """Why the value cannot be the default of that job variable; `None` if it can.
+
+    Args:
+        name: Name of a job variable of ours.
+        value: Its default; `None` says nothing.
+    """
+    reader = _Reader(_set({name: value}))
+    read: dict[str, Callable[[], object]] = {
+        "retry_strategy": reader.strategy,
+        "retry_exceptions": reader.exceptions,
+        "retry_on": partial(reader.listed, "retry_on"),
+        "stop_on": partial(reader.listed, "stop_on"),
+        "cleanup_patterns": reader.patterns,
+        "cleanup_hook": reader.hook,
+    }
+    read.get(name, partial(reader.number, name))()
+    return "; ".join(reader.problems) or None
 
 
 def boost_gpu_inference_memory(

@@ -12,6 +12,7 @@ from prefect.logging.loggers import get_run_logger
 from prefect.settings.context import get_current_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.asyncutils import run_coro_as_sync
+from pydantic import ValidationError
 
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.resources import Cluster, Node
@@ -19,7 +20,7 @@ from prefect_heteroflow.core.task_requirements import Requirements, exception_na
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.nodes import read_cluster
-from prefect_heteroflow.settings import HeteroflowSettings
+from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.task_runner.children import Children
 from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producers, not_read
@@ -246,7 +247,10 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             return self._places
 
     def _start(self) -> Places:
-        settings = HeteroflowSettings()
+        try:
+            settings = HeteroflowSettings()
+        except ValidationError as error:
+            raise ValueError(settings_problem(error)) from error
         self._defaults = settings.model_dump()
         if settings.rules_file is not None:
             self._file_rules = load_user_rules(settings.rules_file)
