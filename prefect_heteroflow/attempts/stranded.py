@@ -1,4 +1,4 @@
-"""Planned attempts that wait in a pool whose nodes have all gone away since it was chosen.
+"""Planned attempts that wait in a pool whose nodes are all gone or cordoned since it was chosen.
 
 A run that never had an attempt waits where its user has sent it, as any run of Prefect does. One
 that we have planned somewhere is ours to move on.
@@ -96,8 +96,9 @@ class Stranded:
             if now.state is None or run.state is None or now.state.id != run.state.id:
                 return  # its pool is back, or somebody was faster
             reason = (
-                f"No node of pool {run.work_pool_name} was heard of for"
-                f" {self._worker.heteroflow_settings.lost_contact_timeout:.0f} s:"
+                f"No node of pool {run.work_pool_name} took runs for"
+                f" {self._worker.heteroflow_settings.lost_contact_timeout:.0f} s, each is cordoned"
+                f" or not heard of:"
                 f" next on {found.node} of pool {found.pool} ({found.reason})."
             )
             self._logger.warning("Run %s: %s", run.id, reason)
@@ -152,11 +153,10 @@ class Stranded:
 
 
 def _pools_away(cluster: Cluster) -> set[str]:
-    """Pools of ours that are known to have nodes, none of which is live; not paused ones."""
-    known = {node.pool for node in cluster.nodes}
-    live = {node.pool for node in cluster.nodes if node.live}
-    return {
+    """Pools of ours that have nodes, none of which takes runs; not paused ones."""
+    ours = {
         pool.name
         for pool in cluster.pools
         if pool.worker_type in OUR_WORKER_TYPES and not pool.paused
-    } & (known - live)
+    }
+    return ours & cluster.pools_without_takers

@@ -103,3 +103,9 @@ class Cluster:
 
     nodes: tuple[Node, ...] = ()
     pools: tuple[Pool, ...] = ()
+
+    @property
+    def pools_without_takers(self) -> frozenset[str]:
+        """Pools that have nodes, none of which takes runs: not live, or cordoned."""
+        takers = {node.pool for node in self.nodes if node.live and not node.cordoned}
+        return frozenset(node.pool for node in self.nodes) - takers

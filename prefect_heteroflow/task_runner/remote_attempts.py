@@ -62,7 +62,7 @@ _PARENT_WAIT_SECONDS = 60.0
 _ENDED_BECAUSE = {
     "cancelled": "Its task was cancelled.",
     "timed_out": "Its task ran out of time.",
-    "no_node": "No node of its pool was heard of while it waited.",
+    "no_node": "No node of its pool took runs while it waited.",
 }
 
 
@@ -71,8 +71,8 @@ class OtherPools:
 
     Args:
         read_cluster: The nodes as they are now; it may raise `httpx.HTTPError`.
-        lost_contact_timeout: Seconds for which a pool may have no live node while an attempt waits
-            there.
+        lost_contact_timeout: Seconds for which no node of a pool may take runs while an attempt
+            waits there.
     """
 
     def __init__(self, read_cluster: Callable[[], Cluster], *, lost_contact_timeout: float) -> None:
@@ -295,8 +295,11 @@ def _judge(
         lost = Diagnosis(failure=FailureClass.NODE_LOST, rule="taken-for-gone", reason=text)
         return _outcome(pool, kind="died", text=text, diagnosis=lost, **facts)
     if why == "no_node" and state.type is StateType.CANCELLED:
-        text = f"its run '{run.name}' waited, and no node of pool {pool} was heard of"
-        gone = Diagnosis(failure=FailureClass.NODE_LOST, rule="no-live-node", reason=text)
+        text = (
+            f"its run '{run.name}' waited, and no node of pool {pool} took runs: each is cordoned"
+            " or not heard of"
+        )
+        gone = Diagnosis(failure=FailureClass.NODE_LOST, rule="no-node-takes-it", reason=text)
         return _outcome(pool, kind="died", text=text, diagnosis=gone, **facts)
     if why == "cancelled" or state.type is StateType.CANCELLED:
         return _outcome(pool, kind="cancelled", **facts)

@@ -1,4 +1,4 @@
-"""Attempts that wait on another pool whose nodes have all gone away since it was chosen."""
+"""Attempts that wait on another pool whose nodes are all gone or cordoned since it was chosen."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class WaitForNode:
     Args:
         pool: Where it waits.
         read_cluster: The nodes as they are now; it may raise `httpx.HTTPError`.
-        timeout_seconds: For how long no node may be heard of, at least 0.
-        say: Told once, when the first look finds no live node, why the attempt waits.
+        timeout_seconds: For how long no node may take runs, at least 0.
+        say: Told once, when the first look finds no node that takes runs, why the attempt waits.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WaitForNode:
         self._has_said = False
 
     def is_in_vain(self, now: float) -> bool:
-        """Whether no node of the pool was heard of for the whole timeout.
+        """Whether no node of the pool took runs for the whole timeout.
 
         Args:
             now: Seconds of a clock that never goes back.
@@ -50,25 +50,27 @@ class WaitForNode:
             return False
         self._looked = now
         try:
-            nodes = [node for node in self._read_cluster().nodes if node.pool == self._pool]
+            cluster = self._read_cluster()
         except httpx.HTTPError:
             return False  # nothing is known of the nodes
-        if any(node.live for node in nodes):
+        has_nodes = any(node.pool == self._pool for node in cluster.nodes)
+        if has_nodes and self._pool not in cluster.pools_without_takers:
             self._away_since = None
             return False
         if self._away_since is None:
             self._away_since = now
         # A pool of declared size without a node yet may be waiting for somebody to start one.
-        self._say_why(len(nodes) > 0)
-        return len(nodes) > 0 and now - self._away_since >= self._timeout_seconds
+        self._say_why(has_nodes)
+        return has_nodes and now - self._away_since >= self._timeout_seconds
 
     def _say_why(self, has_nodes: bool) -> None:
         if self._has_said:
             return
         self._has_said = True
-        why = f"it waits: no node of pool {self._pool} is heard of"
         if has_nodes:
-            why += f"; if none comes back, it is given up after {self._timeout_seconds:.0f} s"
+            self._say(
+                f"it waits: each node of pool {self._pool} is cordoned or not heard of; if none"
+                f" comes back, it is given up after {self._timeout_seconds:.0f} s"
+            )
         else:
-            why += ", which needs a worker"
-        self._say(why)
+            self._say(f"it waits: pool {self._pool} has no worker yet")

@@ -279,3 +279,35 @@ def test_largest_memory_counts_places_that_fit_otherwise():
     assert largest_memory_mb(GPU, known) == 4096
     assert largest_memory_mb(ASK, known) == 65536
     assert largest_memory_mb(ASK, Cluster()) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([("a", {})], set()),
+        ([("a", {"live": False})], {"a"}),
+        ([("a", {"cordoned": True})], {"a"}),
+        ([("a", {"cordoned": True}), ("a", {"live": False})], {"a"}),
+        ([("a", {"cordoned": True}), ("a", {})], set()),
+        ([("a", {"live": False}), ("b", {})], {"a"}),
+        ([], set()),
+    ],
+    ids=[
+        "one that takes runs",
+        "not live",
+        "cordoned",
+        "one cordoned, one not live",
+        "near miss: one of two takes runs",
+        "of two pools one",
+        "no node is known",
+    ],
+)
+def test_pool_without_a_node_that_takes_runs_is_named(
+    nodes: list[tuple[str, dict[str, Any]]], expected: set[str]
+) -> None:
+    known = tuple(
+        Node(name=f"node-{number}", pool=pool, memory_mb=1024, **values)
+        for number, (pool, values) in enumerate(nodes)
+    )
+    pools = tuple(Pool(name=name) for name in "abc")
+    assert Cluster(nodes=known, pools=pools).pools_without_takers == expected

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
 
+HETEROFLOW = str(Path(sys.executable).with_name("heteroflow"))
 PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
 SMALL, MIDDLE, LARGE = "stranded-small", "stranded-middle", "stranded-large"
 TOO_MUCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 70.00 GiB."
 TIMEOUT = "requests.exceptions.ConnectTimeout: timed out"
 
 
-def worker(server: PrefectServer, root: Path, pool: str, gpu_mb: int) -> Worker:
+def worker(
+    server: PrefectServer, root: Path, pool: str, gpu_mb: int, *, limit: int | None = None
+) -> Worker:
     """A node that counts as gone after 30 s, and whose pool is left after 10 s more."""
     settings = {f"{PREFIX}NODE_LIVENESS_SECONDS": "30", f"{PREFIX}LOST_CONTACT_TIMEOUT": "10"}
     return Worker(
-        server, root, pool=pool, node=pool, memory_mb=512, gpus=str(gpu_mb), settings=settings
+        server,
+        root,
+        pool=pool,
+        node=pool,
+        memory_mb=512,
+        gpus=str(gpu_mb),
+        settings=settings,
+        limit=limit,
     )
 
 
@@ -56,7 +69,7 @@ def test_attempt_run_whose_pool_went_away_goes_on_in_another(
         (MIDDLE, "cancelled"),
         (LARGE, "completed"),
     ]
-    assert "No node of pool stranded-middle was heard of" in rows[1]["decision"]
+    assert "No node of pool stranded-middle took runs for 10 s" in rows[1]["decision"]
     assert [state.name for state in api.states(run) if state.is_final] == ["Completed"]
 
 
@@ -82,3 +95,40 @@ def test_retry_whose_pool_went_away_goes_on_in_another_and_a_new_run_waits(
     assert api.run(kept)["state"]["type"] == "SCHEDULED"
     for left in (new, kept):
         api.cancel(left)
+
+
+def test_attempt_run_whose_only_node_is_cordoned_goes_on_in_another_pool(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """It waited there for a place; what runs on the cordoned node goes on in peace."""
+    command = f"sh -c '[ $HETEROFLOW_GPU_MEMORY_MB = 81920 ] || (echo \"{TOO_MUCH}\"; exit 1)'"
+    with (
+        worker(server, tmp_path, SMALL, 8192),
+        worker(server, tmp_path, MIDDLE, 24576, limit=1),
+        worker(server, tmp_path, LARGE, 81920),
+    ):
+        in_peace = submit(api, MIDDLE, "sleep 600")
+        api.wait_state(in_peace, "Running")
+        run = submit(api, SMALL, command, retry_delay=0, retry_jitter=0)
+        wait_until(
+            lambda: [row["pool"] for row in api.rows(run)] == [SMALL, MIDDLE],
+            what="a planned attempt",
+            timeout_seconds=60,
+        )
+        subprocess.run(
+            [HETEROFLOW, "node", "cordon", MIDDLE, "--reason", "smells"],
+            env=server.env(),
+            check=True,
+            timeout=60,
+        )
+        assert api.wait_end(run).name == "Completed"
+        assert api.run(in_peace)["state"]["name"] == "Running"
+        api.cancel(in_peace)
+        api.wait_end(in_peace)
+    rows = api.rows(run)
+    assert [(row["pool"], row["status"]) for row in rows] == [
+        (SMALL, "failed"),
+        (MIDDLE, "cancelled"),
+        (LARGE, "completed"),
+    ]
+    assert "each is cordoned or not heard of" in rows[1]["decision"]

@@ -10,6 +10,7 @@ from prefect_heteroflow.task_runner.wait_for_node import WaitForNode
 
 LIVE = Cluster(nodes=(Node(name="a", pool="large", memory_mb=1, live=True),))
 AWAY = Cluster(nodes=(Node(name="a", pool="large", memory_mb=1, live=False),))
+CORDONED = Cluster(nodes=(Node(name="a", pool="large", memory_mb=1, cordoned=True),))
 ONE_OF_TWO = Cluster(nodes=(*AWAY.nodes, Node(name="b", pool="large", memory_mb=1)))
 OTHER_POOL = Cluster(nodes=(*AWAY.nodes, Node(name="b", pool="small", memory_mb=1)))
 NO_NODE = Cluster()
@@ -20,6 +21,7 @@ OUTAGE = None
     ("seen", "in_vain_at"),
     [
         ([AWAY] * 6, 75),
+        ([CORDONED] * 6, 75),
         ([LIVE, AWAY, AWAY, AWAY, AWAY, AWAY], 90),
         ([AWAY, AWAY, AWAY, LIVE, AWAY, AWAY], None),
         ([OTHER_POOL] * 6, 75),
@@ -31,6 +33,7 @@ OUTAGE = None
     ],
     ids=[
         "away for the whole timeout",
+        "cordoned for the whole timeout",
         "away from the second look on",
         "back in between",
         "only another pool has a live node",
@@ -41,7 +44,7 @@ OUTAGE = None
         "near miss: not long enough",
     ],
 )
-def test_attempt_waits_in_vain_if_its_pool_has_no_live_node_for_the_timeout(
+def test_attempt_waits_in_vain_if_no_node_of_its_pool_takes_runs_for_the_timeout(
     seen: list[Cluster | None], in_vain_at: float | None
 ) -> None:
     looks = iter(seen)
@@ -61,8 +64,12 @@ def test_attempt_waits_in_vain_if_its_pool_has_no_live_node_for_the_timeout(
 @pytest.mark.parametrize(
     ("cluster", "said"),
     [
-        (AWAY, "no node of pool large is heard of; if none comes back, it is given up after 60 s"),
-        (NO_NODE, "no node of pool large is heard of, which needs a worker"),
+        (
+            AWAY,
+            "each node of pool large is cordoned or not heard of; if none comes back, it is given"
+            " up after 60 s",
+        ),
+        (NO_NODE, "pool large has no worker yet"),
     ],
     ids=["its nodes are away", "it has none"],
 )
