@@ -393,7 +393,9 @@ def main() -> None:
         context = _read_context()
         if context is not None:
             flow = FlowBody(flow, flow_run, context).wrapped_flow()
-        _drive(flow, run_flow(flow, flow_run=flow_run, error_logger=logger.logger))
+        # The adapter itself: its records name the run, for the API and for the console.
+        error_logger: Any = logger
+        _drive(flow, run_flow(flow, flow_run=flow_run, error_logger=error_logger))
 
 
 if __name__ == "__main__":

@@ -291,7 +291,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         working_folder = None
         if configuration.working_dir is None:
             working_folder = self._scratch.make("work")
-        env = _variables(configuration)
+        env = {**self.heteroflow_settings.as_environment(), **_variables(configuration)}
         if plan.context_json is not None:
             context_file = folder / "context.json"
             context_file.write_text(plan.context_json, encoding="utf-8")

@@ -7,6 +7,7 @@ Each setting is an environment variable `PREFECT_INTEGRATIONS_HETEROFLOW_<NAME>`
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from prefect.settings.base import PrefectBaseSettings, build_settings_config
@@ -201,6 +202,16 @@ class HeteroflowSettings(PrefectBaseSettings):
         if problem is not None:
             raise ValueError(problem)
         return value
+
+    def as_environment(self) -> dict[str, str]:
+        """What was set, wherever it was set, as the environment variables of another process."""
+        given = self.model_dump(mode="json", include=self.model_fields_set, exclude_none=True)
+        return {
+            f"PREFECT_INTEGRATIONS_HETEROFLOW_{name.upper()}": (
+                value if isinstance(value, str) else json.dumps(value)
+            )
+            for name, value in given.items()
+        }
 
     @property
     def breaker_policy(self) -> BreakerPolicy:

@@ -33,6 +33,7 @@ from prefect_heteroflow.orchestration import approval, transitions
 from prefect_heteroflow.orchestration.attempt_events import emit_attempt_event
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import write_attempts
+from prefect_heteroflow.orchestration.task_bodies import TASK_RUN_LABEL
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -404,6 +405,8 @@ class AttemptEnding:
             logger.warning("It shows in this line: %s", diagnosis.line)
 
     def _emit(self, diagnosis: Diagnosis, verdict: str) -> None:
+        if TASK_RUN_LABEL in self.flow_run.labels:
+            verdict = "runner"  # the flow whose task it is decides what follows
         emit_attempt_event(
             self.flow_run,
             task_id=self.task_id,

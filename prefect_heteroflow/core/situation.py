@@ -99,7 +99,7 @@ def same_place(situation: Situation) -> tuple[Place, str]:
         return place, f"on {node} (same node{back})"
     own = situation.own_node
     if own is None and situation.cluster.nodes:
-        return Place(pool=pool), f"in pool {pool} ({node} is gone)"
+        return Place(pool=pool), f"in pool {pool} ({node} is not known)"
     if own is not None and (own.cordoned or not own.live):
         state = "cordoned" if own.cordoned else "not live"
         return Place(pool=pool), f"in pool {pool} ({node} is {state})"

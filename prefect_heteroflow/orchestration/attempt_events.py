@@ -24,8 +24,9 @@ def emit_attempt_event(
 ) -> None:
     """Emit `prefect-heteroflow.attempt.failed`.
 
-    The failure class and the verdict (`retry` or `stop`) are labels of the resource, so that an
-    automation can match them; flow run, front run, deployment and pool are related resources.
+    The failure class and the verdict are labels of the resource, so that an automation can match
+    them: `retry`, `stop`, or `runner` for a task's attempt, of which its flow decides. Flow run,
+    front run, deployment and pool are related resources.
     """
     related: list[dict[str, str]] = [
         _related("flow-run", flow_run.id, flow_run.name),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from prefect_heteroflow.core.classify import diagnose
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.job_values import parse_job_values
-from prefect_heteroflow.core.policy import RetryPolicy
-from prefect_heteroflow.core.resources import Resources
+from prefect_heteroflow.core.policy import Decision, Ending, Retry, RetryPolicy, Stop
+from prefect_heteroflow.core.ranges import MIN_MEMORY_MB
+from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Resources
 from prefect_heteroflow.core.task_requirements import Requirements
 from prefect_heteroflow.core.user_rules import UserRule, combine_user_rules
+
+if TYPE_CHECKING:
+    from prefect import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ def retry_rules(
     file_rules: Sequence[UserRule],
     *,
     task_retries: int,
+    node_memory_mb: int,
 ) -> RetryRules:
     """The rules of one task run.
 
@@ -55,6 +60,7 @@ def retry_rules(
         defaults: The settings, by name.
         file_rules: Rules of the user from a file.
         task_retries: `retries` of the task itself; if it has some, they count as `max_retries`.
+        node_memory_mb: What this node has, MiB; a task that asks for nothing gets no more.
 
     Raises:
         JobValueError: A value cannot be used; the text names it.
@@ -62,10 +68,54 @@ def retry_rules(
     values = requirements.job_values()
     if task_retries > 0:
         values["max_retries"] = task_retries
+    if requirements.memory_mb is None:
+        values["memory_mb"] = max(MIN_MEMORY_MB, min(DEFAULT_MEMORY_MB, node_memory_mb))
     parsed = parse_job_values(values, defaults)
     return RetryRules(
         policy=parsed.policy,
         resources=parsed.resources,
         user_rules=combine_user_rules(parsed.retry_on, parsed.stop_on, file_rules),
         retry_exceptions=parsed.retry_exceptions,
+    )
+
+
+def policy_of_next(policy: RetryPolicy, task: Task[..., Any], granted: int) -> RetryPolicy:
+    """The policy with the delay of the task itself, `retry_delay_seconds`, if it has one.
+
+    Args:
+        policy: That of the rules.
+        task: The user's task.
+        granted: Retries that it has had.
+    """
+    delays: Any = task.retry_delay_seconds
+    if task.retries <= 0 or not delays:
+        return policy
+    if isinstance(delays, list):
+        delays = delays[min(granted, len(delays) - 1)]
+    return replace(
+        policy,
+        retry_delay=float(delays),
+        max_retry_delay=max(float(delays), policy.max_retry_delay),
+        backoff_multiplier=1.0,
+        retry_jitter=0.0,  # the engine adds the task's own
+        escalation_delay=None,
+    )
+
+
+def within_retries(
+    decision: Decision, diagnosis: Diagnosis, task: Task[..., Any], granted: int
+) -> Decision:
+    """`retries` of the task itself bounds all of them, whatever budget they come from.
+
+    Args:
+        decision: What the policy would have.
+        diagnosis: Why the attempt failed.
+        task: The user's task.
+        granted: Retries that it has had.
+    """
+    if task.retries <= 0 or granted < task.retries or not isinstance(decision, Retry):
+        return decision
+    return Stop(
+        ending=Ending.CRASHED if decision.counts_as == "infrastructure" else Ending.FAILED,
+        reason=f"{diagnosis.reason}; all {task.retries} retries of the task are used",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import ValidationError
 
+from prefect_heteroflow import environment
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.task_requirements import Requirements, exception_names
@@ -77,7 +79,8 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         retry_strategy: `retry_new_node`, `retry_same_node` or `no_retry`.
         max_calls: A child process leaves after so many bodies. By default it stays, and with a GPU
             it leaves after each.
-        memory_mb: Memory limit of the first attempt in MiB. Default 2048.
+        memory_mb: Memory limit of the first attempt in MiB. Default 2048, or
+            what the flow itself may use if that is less.
         cancel_grace_seconds: Between the interrupt of a body and its end by force. Default 30.
 
     Raises:
@@ -232,8 +235,13 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         key = (requirements, retries)
         found = self._rules.get(key)
         if found is None:
+            assert self._places is not None  # made at the first submit
             found = retry_rules(
-                requirements, self._defaults, self._file_rules, task_retries=retries
+                requirements,
+                self._defaults,
+                self._file_rules,
+                task_retries=retries,
+                node_memory_mb=self._places.node.memory_mb,
             )
             self._rules[key] = found
         return found
@@ -290,8 +298,6 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
 
 def default_max_workers() -> int:
     """Bodies that run at once when nothing is said: the CPUs and 4, at most 32."""
-    import os
-
     return min(32, (os.cpu_count() or 1) + 4)
 
 
@@ -301,14 +307,17 @@ _nodes: dict[tuple[Any, ...], Node] = {}
 def this_node(settings: HeteroflowSettings, pool: str) -> Node:
     """This machine, probed once per process.
 
+    In an attempt it has the name of the worker's node, whatever the settings of this process say.
+
     Raises:
         ValueError: A setting of the node cannot be used.
     """
-    key = (settings.node_name, pool, settings.node_memory_mb, settings.node_gpus)
+    name = os.environ.get(environment.NODE) or settings.node_name
+    key = (name, pool, settings.node_memory_mb, settings.node_gpus)
     if key not in _nodes:
         gpus = settings.node_gpus
         _nodes[key] = probe_node(
-            settings.node_name,
+            name,
             pool,
             declared_memory_mb=settings.node_memory_mb,
             declared_gpus=None if gpus is None else parse_declared_gpus(gpus),

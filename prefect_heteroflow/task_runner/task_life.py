@@ -35,6 +35,7 @@ from prefect_heteroflow.task_runner.cached_keys import with_checked_keys
 from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
+from prefect_heteroflow.task_runner.retry_rules import policy_of_next, within_retries
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -223,7 +224,9 @@ class TaskLife:
         if outcome.kind == "cancelled":
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
-        decision = self._decide(outcome, diagnosis)
+        decision = within_retries(
+            self._decide(outcome, diagnosis), diagnosis, self._task, self._retries_granted
+        )
         of_body = outcome.kind in ("raised", "timed_out")
         self._failure = _Failure(decision=decision, of_body=of_body)
         self._record(outcome, AttemptStatus.FAILED, diagnosis, decision)
@@ -311,7 +314,7 @@ class TaskLife:
     ) -> Decision:
         return decide(
             diagnosis,
-            policy=self._rules.policy,
+            policy=policy_of_next(self._rules.policy, self._task, self._retries_granted),
             resources=self._resources,
             pool=outcome.pool or self._places.node.pool,
             node=outcome.node,

@@ -30,12 +30,13 @@ class Worker:
         server: The server.
         root: Folder for the log.
         pool: Name of the work pool; created if it does not exist.
-        node: Name of the node.
+        node: Name of the node; `None` leaves it to the settings.
         worker_type: `heteroflow` or `heteroflow-process`.
         memory_mb: Declared memory, MiB.
         gpus: Declared GPUs, for example `8192` or `none`.
         settings: Further environment.
         limit: Runs at a time.
+        folder: Where it is started; by default where the tests are.
     """
 
     def __init__(
@@ -44,13 +45,15 @@ class Worker:
         root: Path,
         *,
         pool: str,
-        node: str,
+        node: str | None,
         worker_type: str = "heteroflow-process",
         memory_mb: int | None = None,
         gpus: str | None = None,
         settings: Mapping[str, str] | None = None,
         limit: int | None = None,
+        folder: Path | None = None,
     ) -> None:
+        self._folder = folder
         self.pool, self.node = pool, node
         self.log_path = root / f"worker-{node}.log"
         self._server = server
@@ -61,7 +64,9 @@ class Worker:
         prefix = "PREFECT_INTEGRATIONS_HETEROFLOW_NODE_"
         # Tests share deployments, and so their breakers; the tests of breakers turn them on.
         off = "PREFECT_INTEGRATIONS_HETEROFLOW_BREAKER_MAX_RESTARTS"
-        extra = {f"{prefix}NAME": node, "PYTHONUNBUFFERED": "1", off: "-1"}
+        extra = {"PYTHONUNBUFFERED": "1", off: "-1"}
+        if node is not None:
+            extra[f"{prefix}NAME"] = node
         if memory_mb is not None:
             extra[f"{prefix}MEMORY_MB"] = str(memory_mb)
         if gpus is not None:
@@ -91,6 +96,7 @@ class Worker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._env,
+                cwd=self._folder,
                 start_new_session=True,
             )
         if wait:

@@ -21,6 +21,7 @@ from tests.support import runner_tasks, wait_until
 from tests.support.conformance_flows import refuse, succeed_at
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here, task_runs_of
+from tests.support.workers import Api
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
@@ -348,3 +349,44 @@ def test_exception_whose_text_cannot_be_read_is_still_a_task_error_that_names_it
     assert isinstance(error, HeteroTaskError)
     assert "Unspeakable: its text cannot be read (RuntimeError)" in str(error)
     assert (state, neighbour) == ("Failed", 9)
+
+
+def test_retries_of_a_task_bound_its_attempts_whatever_ends_them(tmp_path: Path) -> None:
+    """A kill has a budget of its own, which is larger; the task's word counts before it."""
+    starts = tmp_path / "starts"
+
+    @task(retries=1)
+    def killed() -> None:
+        import os
+        import signal
+
+        with starts.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def body() -> Any:
+        return killed.submit().result(raise_on_failure=False)
+
+    assert isinstance(run_flow(body), WorkerDiedError)
+    assert starts.read_text() == "xx"
+
+
+def test_row_of_a_retry_names_the_delay_that_the_task_asks_for(api: Api, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+
+    @task(retries=2, retry_delay_seconds=[0.25, 7])
+    def killed_once() -> None:
+        import os
+        import signal
+
+        if not starts.exists():
+            starts.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def body() -> Any:
+        future = killed_once.submit()
+        future.wait()
+        return future.task_run_id
+
+    rows = api.rows(str(run_flow(body)))
+    assert rows[0]["decision"].endswith("in 0.25 s") or "in 0.2 s" in rows[0]["decision"]
