@@ -15,6 +15,7 @@ from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -85,11 +86,12 @@ async def close_cancelled(
 
 async def running_attempt_runs(client: PrefectClient, front_id: UUID) -> list[FlowRun]:
     """Attempt runs of a front run that have not ended."""
-    runs = await client.read_flow_runs(
+    # A flow may have any number of subflow runs of its own beside them.
+    runs = await read_all_runs(
+        client,
         flow_run_filter=FlowRunFilter(
             parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[front_id])
         ),
-        limit=50,
     )
     return [
         run

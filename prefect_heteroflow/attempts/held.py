@@ -115,16 +115,23 @@ async def approve_resumed(
     return True
 
 
-async def close_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]:
+async def close_refused(
+    client: PrefectClient, *, now: datetime, seen_until: datetime | None = None
+) -> list[FlowRun]:
     """Close the history of runs that were cancelled while they waited, and free their trials.
 
     Every worker calls this now and then; each step is safe to repeat.
+
+    Args:
+        client: Of the server.
+        now: The time.
+        seen_until: `now` of the caller's last call that went well.
 
     Raises:
         BreakerBusy: Too many workers at once; the next call goes on.
         httpx.HTTPError: The API failed.
     """
-    refused = await approval.read_refused(client, now=now)
+    refused = await approval.read_refused(client, now=now, seen_until=seen_until)
     for run in refused:
         hold = approval.hold_of(run)
         if hold is not None:

@@ -27,6 +27,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateTy
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import AwaitingRetry, Cancelled
 
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
@@ -35,9 +37,9 @@ RESUMING = "Resuming"
 """Name that the server gives the state after Resume."""
 HELD_LABEL = "heteroflow.held"
 REFUSALS_ARE_SEEN_FOR = timedelta(days=1)
+_SEEN_AGAIN = timedelta(minutes=30)  # clocks of nodes may differ by less
 
 _OUT_OF_REACH = timedelta(seconds=120)  # see `transitions`: no worker looks there yet
-_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,19 +169,30 @@ async def read_held(client: PrefectClient) -> list[FlowRun]:
     return await _read(client, FlowRunFilter(state=state), FlowRunSort.EXPECTED_START_TIME_ASC)
 
 
-async def read_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]:
+async def read_refused(
+    client: PrefectClient, *, now: datetime, seen_until: datetime | None = None
+) -> list[FlowRun]:
     """Runs that were cancelled while they waited and whose history does not know it yet.
 
     The server ends them itself, so no worker hears a `Cancelling`.
 
+    Args:
+        client: A client in use.
+        now: The time, with a time zone.
+        seen_until: When the caller last closed all of them. The server cannot look for a label, so
+            that it would send every cancelled run of the last day each time.
+
     Raises:
         httpx.HTTPError: The API failed.
     """
+    since = now - REFUSALS_ARE_SEEN_FOR
+    if seen_until is not None:
+        since = max(since, seen_until - _SEEN_AGAIN)
     found = await _read(
         client,
         FlowRunFilter(
             state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLED])),
-            end_time=FlowRunFilterEndTime.model_validate({"after_": now - REFUSALS_ARE_SEEN_FOR}),
+            end_time=FlowRunFilterEndTime.model_validate({"after_": since}),
         ),
         FlowRunSort.END_TIME_DESC,
     )
@@ -187,7 +200,7 @@ async def read_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]
 
 
 async def _read(client: PrefectClient, where: FlowRunFilter, sort: FlowRunSort) -> list[FlowRun]:
-    return await client.read_flow_runs(flow_run_filter=where, sort=sort, limit=_PAGE)
+    return await read_all_runs(client, flow_run_filter=where, sort=sort)
 
 
 def waiting_message(reason: str, keys: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ The first half pins what we rely on of Prefect's server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -236,6 +237,34 @@ async def test_breaker_that_closed_lets_all_of_its_runs_go_and_stays_closed(
     assert len(await release_held(client, policy=POLICY, now=utc_now())) == 3
     answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
     assert isinstance(answer, Admitted)
+
+
+async def test_run_behind_hundreds_of_held_ones_is_released_too(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """They wait for a breaker that stays open; its own has been reset."""
+    hot = f"{key}Hot"
+    await opened(client, hot)
+    first, _ = await held_run(api, client, deployment, hot)
+    label = {approval.HELD_LABEL: json.dumps({"holder": "another:2", "keys": [hot]})}
+    crowd = {
+        "flow_id": str(first.flow_id),
+        "deployment_id": deployment,
+        "state": {"type": "PAUSED", "name": "AwaitingApproval", "state_details": {}},
+        "labels": label,
+    }
+    crowd_ids = [api.post("/flow_runs/", crowd)["id"] for _ in range(201)]
+    run, _ = await held_run(api, client, deployment, key)
+    try:
+        assert run.id in {it.id for it in await approval.read_held(client)}
+        released = await release_held(client, policy=POLICY, now=utc_now())
+        assert [it.id for it in released] == [run.id]
+    finally:
+        for start in range(0, len(crowd_ids), 50):  # the server deletes 50 at once
+            api.post(
+                "/flow_runs/bulk_delete",
+                {"flow_runs": {"id": {"any_": crowd_ids[start : start + 50]}}},
+            )
 
 
 async def test_worker_whose_breakers_are_off_releases_the_runs_of_its_own_pool_only(
