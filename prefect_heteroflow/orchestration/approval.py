@@ -50,6 +50,8 @@ class Hold:
     """Name of the attempt that waits, `<task id>:<attempt>`."""
     keys: tuple[str, ...]
     """The breakers that it has to pass."""
+    released: bool = False
+    """They have let it go on, and no worker has started it yet."""
 
 
 async def await_approval(
@@ -135,17 +137,22 @@ def is_held(flow_run: FlowRun) -> bool:
 
 
 def was_resumed(flow_run: FlowRun) -> bool:
-    """A held run that somebody let go on and that no worker has started yet."""
-    state = flow_run.state
-    return state is not None and state.name == RESUMING and hold_of(flow_run) is not None
+    """A held run that a person let go on and that no worker has started yet."""
+    state, hold = flow_run.state, hold_of(flow_run)
+    is_resumed = state is not None and state.name == RESUMING
+    return is_resumed and hold is not None and not hold.released
 
 
 def hold_of(flow_run: FlowRun) -> Hold | None:
-    """What holds the run, or held it until now; `None` if nothing does."""
+    """What holds the run, or held it until a worker starts it; `None` if nothing does."""
     try:
         value = json.loads(str(flow_run.labels.get(HELD_LABEL) or "null"))
-        return Hold(holder=str(value["holder"]), keys=tuple(map(str, value["keys"])))
-    except (TypeError, KeyError, ValueError):
+        return Hold(
+            holder=str(value["holder"]),
+            keys=tuple(map(str, value["keys"])),
+            released=value.get("released") is True,
+        )
+    except (TypeError, KeyError, ValueError, AttributeError):
         return None
 
 
@@ -155,7 +162,11 @@ async def write_hold(client: PrefectClient, flow_run: FlowRun, hold: Hold | None
     Raises:
         httpx.HTTPError: The API failed.
     """
-    text = "" if hold is None else json.dumps({"holder": hold.holder, "keys": list(hold.keys)})
+    value: dict[str, Any] = {}
+    if hold is not None:
+        value = {"holder": hold.holder, "keys": list(hold.keys)}
+        value |= {"released": True} if hold.released else {}
+    text = json.dumps(value) if value else ""
     await client.update_flow_run_labels(flow_run.id, {HELD_LABEL: text})
 
 
@@ -173,6 +184,8 @@ async def read_refused(
     client: PrefectClient, *, now: datetime, seen_until: datetime | None = None
 ) -> list[FlowRun]:
     """Runs that were cancelled while they waited and whose history does not know it yet.
+
+    That is until a worker starts them: also those that were let go on.
 
     The server ends them itself, so no worker hears a `Cancelling`.
 
