@@ -22,6 +22,7 @@ from prefect_heteroflow.attempts.backend import (
     reason_in,
 )
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
+from prefect_heteroflow.attempts.cordon_notice import CordonNotice
 from prefect_heteroflow.attempts.giving_back import give_back_after
 from prefect_heteroflow.attempts.gpu_shares import GpuShares
 from prefect_heteroflow.attempts.kept_ends import KeptEnd, KeptEnds
@@ -142,7 +143,8 @@ class RetryingWorker(PrefectHooks):
         await self.end_all_left()
         await super().setup()
         assert self._runs_task_group is not None
-        self._placements = Placements(self.client, self.heteroflow_settings)
+        notice = CordonNotice(self._logger, self.get_flow_run_logger)
+        self._placements = Placements(self.client, self.heteroflow_settings, notice)
         self._upkeep = Upkeep(self, self._wakeups, self._logger)
         self._runs_task_group.start_soon(self._upkeep.run)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -11,6 +11,7 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
+from prefect_heteroflow.attempts.cordon_notice import CordonNotice
 from prefect_heteroflow.core.job_values import JobValueError, parse_job_values
 from prefect_heteroflow.core.resources import Cluster, Node, Resources
 from prefect_heteroflow.core.routing import fits
@@ -28,10 +29,19 @@ _NAMES = (*RESOURCE_NAMES, "oom_memory_limit")
 
 
 class Placements:
-    """Judges the runs that a poll has found."""
+    """Judges the runs that a poll has found.
 
-    def __init__(self, client: PrefectClient, settings: HeteroflowSettings) -> None:
+    Args:
+        client: Of the server.
+        settings: The worker's.
+        notice: Says which runs a cordon keeps waiting.
+    """
+
+    def __init__(
+        self, client: PrefectClient, settings: HeteroflowSettings, notice: CordonNotice
+    ) -> None:
         self._client = client
+        self._notice = notice
         self._grace_seconds = settings.placement_grace_seconds
         self._deployments: dict[UUID, tuple[float, Mapping[str, Any]]] = {}
 
@@ -51,13 +61,18 @@ class Placements:
             and other.live
             and not other.cordoned
         ]
-        if node.cordoned:
-            return False
         placement = job_variables_of(flow_run).get("placement")
         if not isinstance(placement, Mapping):
             placement = {}
         given = placement.get("avoid")
         avoided = list(given) if isinstance(given, list | tuple) else []
+        if node.cordoned:
+            if placement.get("strict"):
+                others = [other for other in others if other.name not in avoided]
+            waits = not await self._able(others, flow_run, base_job_template)
+            self._notice.leaves_alone(node, flow_run, waits=waits)
+            return False
+        self._notice.takes_runs()
         if placement.get("strict") and node.name in avoided:
             return False  # retry_same_node: it waits until its own node is back
         if not others:
@@ -78,6 +93,15 @@ class Placements:
         if preferred == node.name or preferred not in {other.name for other in able}:
             return True
         return not self._within_grace(flow_run, placement)
+
+    async def _able(
+        self, nodes: Sequence[Node], flow_run: FlowRun, base_job_template: Mapping[str, Any]
+    ) -> bool:
+        """Whether one of the nodes takes the run; whoever takes one of bad values refuses it."""
+        if not nodes:
+            return False
+        resources = await self._resources(flow_run, base_job_template)
+        return resources is None or any(fits(resources, node) for node in nodes)
 
     def _within_grace(self, flow_run: FlowRun, placement: Mapping[str, Any]) -> bool:
         since = _time(placement.get("since"))

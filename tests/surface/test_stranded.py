@@ -132,3 +132,5 @@ def test_attempt_run_whose_only_node_is_cordoned_goes_on_in_another_pool(
         (LARGE, "completed"),
     ]
     assert "each is cordoned or not heard of" in rows[1]["decision"]
+    said = "The run waits: node stranded-middle is cordoned (smells)"
+    assert [said in line for line in api.logs(rows[1]["flow_run_id"])].count(True) == 1
