@@ -29,7 +29,7 @@ from prefect_heteroflow.core.policy import (
 )
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.routing import Route
-from prefect_heteroflow.orchestration import approval, transitions
+from prefect_heteroflow.orchestration import approval, held_fronts, transitions
 from prefect_heteroflow.orchestration.attempt_events import emit_attempt_event
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import write_attempts
@@ -235,6 +235,8 @@ class AttemptEnding:
         elif run.id != self.flow_run.id:
             ended = transitions.ended_state(transitions.ATTEMPT_FAILED, waiting.message)
             await transitions.finish(client, self.flow_run.id, ended, force=True)
+        elif not self._is_front:
+            await held_fronts.say_held(client, run, waiting.hold.keys)
         return True
 
     async def _goes_on_here(self, decision: Retry) -> bool:

@@ -19,6 +19,8 @@ from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.orchestration.approval import Hold, hold_of, waiting_message
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy, admit_retry, note_outcome
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.held_fronts import say_goes_on
+from prefect_heteroflow.orchestration.transitions import is_attempt_run
 
 if TYPE_CHECKING:
     from prefect_heteroflow.job_configuration import RetryConfiguration
@@ -113,6 +115,8 @@ async def note_resumed(worker: RetryingWorker, flow_run: FlowRun) -> None:
     """
     if hold_of(flow_run) is None:
         return
+    if is_attempt_run(flow_run):
+        await say_goes_on(worker.client, flow_run)
     try:
         await approve_resumed(
             worker.client,

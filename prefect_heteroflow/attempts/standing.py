@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.orchestration.approval import is_held
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.held_fronts import held_message
 from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ async def read_standing(
     if last is None:
         return history
     if _is_carried_elsewhere(last, flow_run, pool):
+        held = await _held_run_of(client, last)
+        if held is not None:
+            return held_message(held, task_id)
         return (
             f"Attempt {last.attempt} of this run is {last.status.value} on pool {last.pool}; the"
             " run ends with it. Resume does nothing here: cancel the run to end it."
@@ -49,6 +55,16 @@ async def read_standing(
         await write_attempts(client, task_id, [lost], summary=False)
         return (*history[:-1], lost)
     return history
+
+
+async def _held_run_of(client: PrefectClient, row: Attempt) -> FlowRun | None:
+    if row.status is not AttemptStatus.SCHEDULED or not row.flow_run_id:
+        return None
+    try:
+        run = await client.read_flow_run(UUID(row.flow_run_id))
+    except ObjectNotFound:
+        return None
+    return run if is_held(run) else None
 
 
 def _is_carried_elsewhere(row: Attempt, flow_run: FlowRun, pool: str) -> bool:
