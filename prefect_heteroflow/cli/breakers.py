@@ -135,10 +135,11 @@ async def _reset(key: str) -> list[FlowRun]:
 
 async def _approve(run: str) -> FlowRun:
     from prefect_heteroflow.orchestration.approval import approve_run, read_held
+    from prefect_heteroflow.orchestration.held_fronts import held_as
 
     async with api_client() as client:
         held = await read_held(client)
-        found = [it for it in held if run in (str(it.id), it.name)]
+        found = await held_as(client, held, run)
         if not found:
             there = ", ".join(f"{it.name} ({it.id})" for it in held) or "none"
             raise CommandError(
