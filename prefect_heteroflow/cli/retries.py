@@ -40,7 +40,7 @@ def retries(
     ] = False,
 ) -> None:
     """Show every attempt of a run: where, with what, why it failed, what was decided."""
-    found, attempts, waiting = asyncio.run(_load(run))
+    found, attempts, waiting, hint = asyncio.run(_load(run))
     # Imported late, as everything that needs Prefect: `--help` shall be quick.
     from prefect_heteroflow.core.attempts import retries_report
     from prefect_heteroflow.orchestration.transitions import task_id_of
@@ -55,21 +55,24 @@ def retries(
 
     title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
     if not attempts:
-        typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.")
+        typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.{hint}")
         return
     told = [] if waiting is None else [Text(it) for it in _waiting_lines(waiting, found, attempts)]
     show(Text(title, style="bold"), *attempt_parts(attempts), *told)
 
 
-async def _load(run: str) -> tuple[FlowRun, list[Attempt], FlowRun | None]:
-    """The run, its attempts, and the run that waits: itself, or that of the last attempt."""
+async def _load(run: str) -> tuple[FlowRun, list[Attempt], FlowRun | None, str]:
+    """The run, its attempts, the run that waits (see `_waiting_run`), and where others are."""
     from prefect_heteroflow.orchestration.history import read_attempts
+    from prefect_heteroflow.orchestration.task_attempts import read_task_attempts
     from prefect_heteroflow.orchestration.transitions import task_id_of
 
     async with api_client() as client:
         found = await find_run(client, run)
         attempts = await read_attempts(client, task_id_of(found))
-        return found, attempts, await _waiting_run(client, found, attempts)
+        has_tasks = not attempts and await read_task_attempts(client, found.id)
+        hint = f" `heteroflow attempts {found.id}` shows those of its tasks." if has_tasks else ""
+        return found, attempts, await _waiting_run(client, found, attempts), hint
 
 
 async def _waiting_run(
