@@ -56,6 +56,8 @@ def attempts(name: str, pool: str) -> list[RenderableType]:
         gpu_memory_mb=81920,
         exit_code=137,
         failure="SharedMemoryExhausted",
+        reason="The output was long. " * 20,
+        cleanup="It was cleaned up.",
     )
     return attempt_parts([row])
 
@@ -114,6 +116,16 @@ def test_what_is_no_terminal_gets_each_row_on_one_line(
     assert "No room for" not in output
     row = next(line for line in output.splitlines() if NODE in line)
     assert POOL in row
+
+
+@pytest.mark.parametrize("parts", [nodes, pools, attempts])
+def test_what_is_no_terminal_gets_no_blanks_at_the_end_of_a_line(
+    parts: Parts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One long reason does not pad every other line."""
+    show(*parts(NODE, POOL))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_name_wider_than_the_terminal_is_shown_whole(
