@@ -81,26 +81,9 @@ async def _load(flow_run: str, task: str | None) -> tuple[FlowRun, list[TaskAtte
 
 
 def _print_table(title: str, rows: Sequence[TaskAttempt]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for head in ("task run", "#", "state", "node", "memory", "error type", "failure"):
-        table.add_column(head)
-    for attempt in rows:
-        row = attempt.row
-        cells = (
-            attempt.name,
-            row.attempt,
-            row.status.value,
-            row.node,
-            row.memory_mb,
-            attempt.error_type,
-            row.failure,
-        )
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))
-    console = Console()
-    console.print(Text(title, style="bold"))
-    console.print(table)
+    from prefect_heteroflow.cli.attempt_table import task_attempt_parts
+    from prefect_heteroflow.cli.fitting_table import show
+
+    show(Text(title, style="bold"), *task_attempt_parts(rows))
