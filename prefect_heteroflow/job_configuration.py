@@ -327,7 +327,7 @@ class RetryConfiguration(BaseJobConfiguration):
         defaults = {name: getattr(settings, name) for name in POLICY_NAMES}
         given = {
             name: getattr(self, name)
-            for name in (*POLICY_NAMES, *RESOURCE_NAMES)
+            for name in (*POLICY_NAMES, *RESOURCE_NAMES, "progress_file")
             if getattr(self, name) is not None
         }
         values = parse_job_values(given, defaults)

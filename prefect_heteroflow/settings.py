@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from prefect_heteroflow.core.breaker import MAX_RESTARTS, UNLIMITED, BreakerPolicy
 from prefect_heteroflow.core.job_values import default_problem
-from prefect_heteroflow.core.ranges import MAX_DELAY_SECONDS
+from prefect_heteroflow.core.ranges import MAX_ATTEMPTS, MAX_DELAY_SECONDS, MAX_MEMORY_MB
 
 
 class HeteroflowSettings(PrefectBaseSettings):
@@ -95,6 +95,7 @@ class HeteroflowSettings(PrefectBaseSettings):
     )
     node_memory_mb: int | None = Field(
         default=None,
+        le=MAX_MEMORY_MB,
         description="Memory of this node in MB (MiB), instead of what is probed.",
     )
     node_gpus: str | None = Field(
@@ -139,7 +140,7 @@ class HeteroflowSettings(PrefectBaseSettings):
     )
     breaker_window: float = Field(
         default=600.0,
-        ge=0,
+        gt=0,
         le=MAX_DELAY_SECONDS,
         allow_inf_nan=False,
         description="Seconds over which restarts are counted.",
@@ -153,7 +154,7 @@ class HeteroflowSettings(PrefectBaseSettings):
     )
     breaker_trial_timeout: float = Field(
         default=600.0,
-        ge=0,
+        gt=0,
         le=MAX_DELAY_SECONDS,
         allow_inf_nan=False,
         description="Seconds after which a trial that has not ended gives way to another.",
@@ -173,6 +174,7 @@ class HeteroflowSettings(PrefectBaseSettings):
     no_progress_limit: int = Field(
         default=3,
         ge=0,
+        le=MAX_ATTEMPTS,
         description=(
             "Attempts in a row that may end at the same point of their progress before the run is"
             " stopped; 0 is off."

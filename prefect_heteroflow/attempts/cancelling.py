@@ -9,18 +9,23 @@ from uuid import UUID
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_logger
 from prefect.states import Cancelling
 
 from prefect_heteroflow.core.attempts import AttemptStatus
+from prefect_heteroflow.core.breaker import Verdict
 from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.breaker_store import BreakerBusy, note_outcome
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
+logger = get_logger("heteroflow.cancelling")
 _MESSAGE = "Cancelled by a user; nothing is retried."
 
 
@@ -65,10 +70,14 @@ async def _end_waiting_run(worker: RetryingWorker, run: FlowRun) -> None:
 async def close_cancelled(
     client: PrefectClient, task_id: UUID, message: str, *further_runs: UUID
 ) -> None:
-    """Close the open row of a task and end its front run, and further runs, as `Cancelled`."""
+    """Close the open row of a task and end its front run, and further runs, as `Cancelled`.
+
+    An attempt that was the trial of a breaker gives its place to another.
+    """
     history = await read_attempts(client, task_id)
     last = history[-1] if history else None
     if last is not None and last.status in (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING):
+        await _free_trial(client, task_id, last.attempt)
         row = dataclasses.replace(
             last,
             flow_run_id=last.flow_run_id or str(task_id),
@@ -83,13 +92,24 @@ async def close_cancelled(
         await transitions.cancel_for_good(client, run_id, message)
 
 
+async def _free_trial(client: PrefectClient, task_id: UUID, attempt: int) -> None:
+    if attempt < 2:
+        return  # first attempts are nobody's trial
+    holder = f"{task_id}:{attempt}"
+    try:
+        await note_outcome(client, holder=holder, verdict=Verdict.NONE, now=utc_now())
+    except BreakerBusy as error:
+        logger.warning("%s", error)  # the trial's timeout frees it
+
+
 async def running_attempt_runs(client: PrefectClient, front_id: UUID) -> list[FlowRun]:
     """Attempt runs of a front run that have not ended."""
-    runs = await client.read_flow_runs(
+    # A flow may have any number of subflow runs of its own beside them.
+    runs = await read_all_runs(
+        client,
         flow_run_filter=FlowRunFilter(
             parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[front_id])
         ),
-        limit=50,
     )
     return [
         run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["approve_resumed", "close_refused", "release_held"]
 
 _REFUSED = "Cancelled by a user while it waited for approval; nothing is retried."
+_REFUSED_LATE = "Cancelled by a user before it was started; nothing is retried."
 
 
 async def release_held(
@@ -72,7 +74,8 @@ async def release_held(
                 continue
         # A run without a readable label would wait for ever: it goes on.
         if await approval.approve_run(client, run):
-            await approval.write_hold(client, run, None)
+            # It stays known as one of theirs until a worker starts it: it may be cancelled before.
+            await approval.write_hold(client, run, hold and replace(hold, released=True))
             released.append(run)
     return released
 
@@ -101,13 +104,15 @@ async def approve_resumed(
     Its attempt becomes the breakers' trial, so that its end closes them or opens them again.
 
     Returns:
-        Whether the run had been held until then.
+        Whether it was a person who let it go on.
 
     Raises:
         BreakerBusy: Too many workers at once; call it again.
         httpx.HTTPError: The API failed.
     """
     hold = approval.hold_of(flow_run)
+    if hold is not None and hold.released:
+        await approval.write_hold(client, flow_run, None)
     if hold is None or not approval.was_resumed(flow_run):
         return False
     await note_approval(client, hold.keys, holder=hold.holder, policy=policy, now=now)
@@ -115,21 +120,29 @@ async def approve_resumed(
     return True
 
 
-async def close_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]:
+async def close_refused(
+    client: PrefectClient, *, now: datetime, seen_until: datetime | None = None
+) -> list[FlowRun]:
     """Close the history of runs that were cancelled while they waited, and free their trials.
 
     Every worker calls this now and then; each step is safe to repeat.
+
+    Args:
+        client: Of the server.
+        now: The time.
+        seen_until: `now` of the caller's last call that went well.
 
     Raises:
         BreakerBusy: Too many workers at once; the next call goes on.
         httpx.HTTPError: The API failed.
     """
-    refused = await approval.read_refused(client, now=now)
+    refused = await approval.read_refused(client, now=now, seen_until=seen_until)
     for run in refused:
         hold = approval.hold_of(run)
         if hold is not None:
             # Whoever let it go just before had made it the trial.
             await note_outcome(client, holder=hold.holder, verdict=Verdict.NONE, now=now)
-        await close_cancelled(client, transitions.task_id_of(run), _REFUSED, run.id)
+        said = _REFUSED_LATE if hold is not None and hold.released else _REFUSED
+        await close_cancelled(client, transitions.task_id_of(run), said, run.id)
         await approval.write_hold(client, run, None)
     return refused

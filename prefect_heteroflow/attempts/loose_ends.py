@@ -16,10 +16,15 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.states import Crashed
 
+from prefect_heteroflow.orchestration.run_pages import (
+    in_parts,
+    read_all_runs,
+    read_all_task_runs,
+)
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-_PAGE = 200
 _OPEN = [StateType.RUNNING, StateType.PENDING]
 
 
@@ -39,22 +44,20 @@ async def close_task_runs(client: PrefectClient, flow_run_id: UUID, message: str
     Raises:
         httpx.HTTPError: The API failed.
     """
-    left = await client.read_task_runs(
+    left = await read_all_task_runs(
+        client,
         flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])),
         task_run_filter=TaskRunFilter(
             state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN))
         ),
-        limit=_PAGE,
     )
-    if not left:
-        return 0
-    subflows = await client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            parent_task_run_id=FlowRunFilterParentTaskRunId(any_=[run.id for run in left])
-        ),
-        limit=_PAGE,
-    )
-    of_subflows = {run.parent_task_run_id for run in subflows}
+    of_subflows: set[UUID | None] = set()
+    for part in in_parts([run.id for run in left]):
+        parent = FlowRunFilterParentTaskRunId(any_=list(part))
+        subflows = await read_all_runs(
+            client, flow_run_filter=FlowRunFilter(parent_task_run_id=parent)
+        )
+        of_subflows |= {run.parent_task_run_id for run in subflows}
     closed = [run for run in left if run.id not in of_subflows]
     for run in closed:
         # Forced, as the rules leave the states of task runs to whoever runs them.

@@ -28,15 +28,15 @@ from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.contact import Answer, Contact, Ended, Lost, look
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.heartbeats import last_heartbeat
-from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
 from prefect_heteroflow.orchestration.leases import lease
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 OUR_WORKER_TYPES = ("heteroflow", "heteroflow-process")
 """Work pools of other types have workers of their own, whose runs are none of ours."""
-_PAGE = 200
 # Longer than settling an attempt takes while the API answers.
 _LEASE_SECONDS = 120.0
 # Looks come with `reconcile`, about every 15 s.
@@ -139,25 +139,30 @@ class LostContact:
             for node in cluster.nodes
             if node.stopped and types.get(node.pool) == _ENDS_WITH_ITS_WORKER
         }
-        runs = await self._worker.client.read_flow_runs(
+        runs = await read_all_runs(
+            self._worker.client,
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(
                     type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
                 )
             ),
             work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=sorted(away.values()))),
-            limit=_PAGE,
         )
+        runs = [run for run in runs if not self._worker.has_life(run.id)]
+        tasks = {transitions.task_id_of(run) for run in runs}
+        histories = await read_many_attempts(self._worker.client, tasks)
         found = []
         for run in runs:
             if not self._worker.has_life(run.id):
-                suspect = await self._suspect(run, away)
+                history = histories.get(transitions.task_id_of(run), ())
+                suspect = await self._suspect(run, history, away)
                 if suspect is not None:
                     found.append(replace(suspect, was_stopped=suspect.node in stopped))
         return found
 
-    async def _suspect(self, run: FlowRun, away: dict[str, str]) -> Suspect | None:
-        history = tuple(await read_attempts(self._worker.client, transitions.task_id_of(run)))
+    async def _suspect(
+        self, run: FlowRun, history: tuple[Attempt, ...], away: dict[str, str]
+    ) -> Suspect | None:
         left = how_left(run, history)
         if left is None:
             return None

@@ -30,11 +30,11 @@ from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
-_PAGE = 200
 _LOOKS = 2
 _LOOKS_WITHOUT_LABELS = 8
 _SAID_BY_FLOWS = [StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED]
@@ -80,7 +80,8 @@ class Orphans:
         worker = self._worker
         runs = {
             run.id: run
-            for run in await worker.client.read_flow_runs(
+            for run in await read_all_runs(
+                worker.client,
                 flow_run_filter=FlowRunFilter(
                     state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_SAID_BY_FLOWS)),
                     end_time=FlowRunFilterEndTime.model_validate(
@@ -89,27 +90,26 @@ class Orphans:
                 ),
                 work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[worker.node.pool])),
                 sort=FlowRunSort.END_TIME_DESC,
-                limit=_PAGE,
             )
         }
         tasks = {transitions.task_id_of(run) for run in runs.values()}
-        for history in await read_many_attempts(worker.client, tasks):
-            last = history[-1] if history else None
-            if last is None or last.status is not AttemptStatus.RUNNING:
+        for history in (await read_many_attempts(worker.client, tasks)).values():
+            last = history[-1]
+            if last.status is not AttemptStatus.RUNNING:
                 continue
             run = runs.get(UUID(last.flow_run_id))
             if run is not None and last.node == worker.node.name:
                 await worker.settle_lost(run, history)
 
     async def _runs(self) -> list[FlowRun]:
-        return await self._worker.client.read_flow_runs(
+        return await read_all_runs(
+            self._worker.client,
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(
                     type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
                 )
             ),
             work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[self._worker.node.pool])),
-            limit=_PAGE,
         )
 
     async def _look_at(self, run: FlowRun, *, is_first: bool, looks: int) -> None:

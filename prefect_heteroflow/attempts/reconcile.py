@@ -5,9 +5,10 @@ Every worker does so now and then; each step is safe to repeat.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -24,13 +25,13 @@ from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.orchestration.run_pages import in_parts, read_all_runs
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 # The worker that ends an attempt acts at once; whoever comes after it leaves it this much time.
 _FOR_THE_WORKER_ITSELF = timedelta(seconds=15)
-_PAGE = 200
 
 
 async def reconcile(worker: RetryingWorker) -> None:
@@ -53,18 +54,9 @@ async def _go_on_with_escalated(worker: RetryingWorker) -> None:
     fronts = await _runs_in(
         worker, FlowRunFilterState(name=FlowRunFilterStateName(any_=[transitions.ESCALATED]))
     )
-    if not fronts:
-        return
-    attempts = await worker.client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id for run in fronts])
-        ),
-        limit=_PAGE,
-    )
-    newest = _newest_by_task(attempts)
+    fronts = [front for front in fronts if _settled_for_a_while(front)]
+    newest = _newest_by_task(await _runs_below(worker, [front.id for front in fronts]))
     for front in fronts:
-        if not _settled_for_a_while(front):
-            continue
         run = newest.get(str(front.id))
         if run is None:
             await create_planned(worker, front)
@@ -111,9 +103,18 @@ def _planned_variables(front: FlowRun, row: Attempt) -> dict[str, Any]:
 
 
 async def _runs_in(worker: RetryingWorker, state: FlowRunFilterState) -> list[FlowRun]:
-    return await worker.client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(state=state), limit=_PAGE
-    )
+    return await read_all_runs(worker.client, flow_run_filter=FlowRunFilter(state=state))
+
+
+async def _runs_below(worker: RetryingWorker, front_ids: Sequence[UUID]) -> list[FlowRun]:
+    """Subflow runs of these runs, their attempt runs among them."""
+    found = []
+    for part in in_parts(front_ids):
+        parent = FlowRunFilterParentFlowRunId(any_=list(part))
+        found += await read_all_runs(
+            worker.client, flow_run_filter=FlowRunFilter(parent_flow_run_id=parent)
+        )
+    return found
 
 
 def _newest_by_task(runs: Iterable[FlowRun]) -> dict[str, FlowRun]:

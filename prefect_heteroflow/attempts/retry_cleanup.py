@@ -17,6 +17,7 @@ from prefect_heteroflow.core.job_values import JobValues
 from prefect_heteroflow.core.masking import mask_secrets
 from prefect_heteroflow.infra.nvml import NvmlUnavailable, read_gpus
 from prefect_heteroflow.infra.removal import remove
+from prefect_heteroflow.orchestration.run_pages import in_parts, read_all_runs
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 # What nobody is to wait for: it never ran, or it ended as it should.
 _LEFT_NOTHING = {AttemptStatus.SCHEDULED, AttemptStatus.COMPLETED, AttemptStatus.SUSPENDED}
 _MOST_REMEMBERED = 1000
-_PAGE = 200
 
 
 class RetryCleanup:
@@ -98,11 +98,9 @@ async def remove_scratch_of_ended(worker: RetryingWorker, logger: Any) -> None:
         return
     tasks = await anyio.to_thread.run_sync(folders.tasks)
     idle = [task_id for task_id in tasks if not worker.has_task(task_id)]
-    for start in range(0, len(idle), _PAGE):
-        asked = idle[start : start + _PAGE]
-        runs = await worker.client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=asked)), limit=_PAGE
-        )
+    for asked in in_parts(idle):
+        wanted = FlowRunFilter(id=FlowRunFilterId(any_=list(asked)))
+        runs = await read_all_runs(worker.client, flow_run_filter=wanted)
         under_way = {run.id for run in runs if run.state is None or not run.state.is_final()}
         for task_id in asked:
             if task_id in under_way or worker.has_task(task_id):

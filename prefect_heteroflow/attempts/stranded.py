@@ -31,13 +31,13 @@ from prefect_heteroflow.core.resources import Cluster
 from prefect_heteroflow.core.routing import Route, route
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
+from prefect_heteroflow.orchestration.history import read_many_attempts, write_attempts
 from prefect_heteroflow.orchestration.leases import lease
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
-_PAGE = 200
 _LEASE_SECONDS = 60.0
 
 
@@ -63,12 +63,18 @@ class Stranded:
         self._away_since = {name: self._away_since.get(name, now) for name in away}
         timeout = worker.heteroflow_settings.lost_contact_timeout
         gone = [name for name, since in self._away_since.items() if now - since >= timeout]
-        for run in await self._waiting_in(gone, timeout) if gone else []:
-            await self._look_at(run, cluster)
+        waiting = await self._waiting_in(gone, timeout) if gone else []
+        tasks = {transitions.task_id_of(run) for run in waiting}
+        histories = await read_many_attempts(worker.client, tasks)
+        for run in waiting:
+            history = histories.get(transitions.task_id_of(run))
+            if history is not None and history[-1].status is AttemptStatus.SCHEDULED:
+                await self._look_at(run, history[-1], cluster)
 
     async def _waiting_in(self, pools: list[str], timeout: float) -> list[FlowRun]:
         before = utc_now() - timedelta(seconds=timeout)
-        return await self._worker.client.read_flow_runs(
+        return await read_all_runs(
+            self._worker.client,
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
                 next_scheduled_start_time=FlowRunFilterNextScheduledStartTime.model_validate(
@@ -76,16 +82,10 @@ class Stranded:
                 ),
             ),
             work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=pools)),
-            limit=_PAGE,
         )
 
-    async def _look_at(self, run: FlowRun, cluster: Cluster) -> None:
+    async def _look_at(self, run: FlowRun, last: Attempt, cluster: Cluster) -> None:
         client = self._worker.client
-        task_id = transitions.task_id_of(run)
-        history = await read_attempts(client, task_id)
-        last = history[-1] if history else None
-        if last is None or last.status is not AttemptStatus.SCHEDULED:
-            return
         found = await self._route(run, last, cluster)
         if found is None:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -53,6 +53,7 @@ class Upkeep:
         self._stranded = Stranded(worker, logger)
         self._unwanted_bodies = UnwantedBodies(worker, logger)
         self._has_adopted = False
+        self._refused_seen_until: datetime | None = None
         self._scope = anyio.CancelScope()
 
     def stop(self) -> None:
@@ -109,7 +110,9 @@ class Upkeep:
         pool = self._worker.node.pool if policy.max_restarts == UNLIMITED else None
         try:
             await release_held(client, policy=policy, now=utc_now(), pool=pool)
-            await close_refused(client, now=utc_now())
+            now = utc_now()
+            await close_refused(client, now=now, seen_until=self._refused_seen_until)
+            self._refused_seen_until = now
         except BreakerBusy as error:
             self._logger.debug("%s", error)
 

@@ -12,6 +12,7 @@ from prefect_heteroflow.core.cleanup import DEFAULT_PATTERNS, hook_command, pars
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.inference_images import is_gpu_inference_image
 from prefect_heteroflow.core.policy import POLICY_RANGES, STRATEGIES, RetryPolicy, RetryStrategy
+from prefect_heteroflow.core.progress import MAX_FILE_CHARACTERS
 from prefect_heteroflow.core.ranges import Range
 from prefect_heteroflow.core.resources import (
     BOOSTED_GPU_INFERENCE_MEMORY_MB,
@@ -95,6 +96,7 @@ def parse_job_values(
     retry_exceptions = reader.exceptions()
     retry_on, stop_on = reader.listed("retry_on"), reader.listed("stop_on")
     cleanup_patterns, cleanup_hook = reader.patterns(), reader.hook()
+    reader.progress_file()
     too_large = _above_limit(reader, policy, resources)
     asks_for_gpu_memory = values.get("gpu_memory_mb") is not None
     reader.problems += _without_gpu(reader, resources) if asks_for_gpu_memory else []
@@ -283,6 +285,15 @@ class _Reader:
             self._note("cleanup_hook", str(error).rstrip("."))
             return None
         return value
+
+    def progress_file(self) -> None:
+        """`progress_file`: a path; whoever reads the file takes it as it was given."""
+        value = self._given.get("progress_file", "")
+        if not isinstance(value, str) or "\0" in value:
+            self._refuse("progress_file", "the path of a file")
+        elif len(value) > MAX_FILE_CHARACTERS:
+            allowed = f"a path of {MAX_FILE_CHARACTERS} characters at most, not {len(value)}"
+            self._refuse("progress_file", allowed)
 
     def _note(self, name: str, problem: str) -> None:
         self.problems.append(problem)

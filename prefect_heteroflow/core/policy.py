@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from prefect_heteroflow.core.ranges import (
+    MAX_ATTEMPTS,
     MAX_DELAY_SECONDS,
     MAX_MEMORY_MB,
     MIN_MEMORY_MB,
@@ -20,7 +21,7 @@ UNLIMITED = -1
 
 BudgetName = Literal["retry", "infrastructure"]
 
-_RETRIES = Range(least=UNLIMITED, whole=True, note="-1 never gives up, 0 is off")
+_RETRIES = Range(least=UNLIMITED, most=MAX_ATTEMPTS, whole=True, note="-1 never gives up, 0 is off")
 _DELAY = Range(least=0, most=MAX_DELAY_SECONDS, unit="seconds")
 
 POLICY_RANGES: MappingProxyType[str, Range] = MappingProxyType(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 MOST_BEFORE_THE_END = 98.0
 """Percent: only a run that has ended shows more."""
 MAX_POINT_CHARACTERS = 80
+MAX_FILE_CHARACTERS = 4096
+"""The longest path that Linux knows."""
 
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
 _PERCENT = re.compile(rf"({_NUMBER}) ?%")

@@ -11,6 +11,8 @@ MAX_MEMORY_MB = 2**30
 """1 PiB: more than any machine has, and its bytes still fit the engine's 64-bit number."""
 MAX_DELAY_SECONDS = 365 * 24 * 3600
 """One year: a later start is a mistyped number."""
+MAX_ATTEMPTS = 100_000
+"""More retries than this are a mistyped number; -1 is there for those who never give up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

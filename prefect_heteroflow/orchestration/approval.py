@@ -27,6 +27,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateTy
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import AwaitingRetry, Cancelled
 
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
@@ -35,9 +37,9 @@ RESUMING = "Resuming"
 """Name that the server gives the state after Resume."""
 HELD_LABEL = "heteroflow.held"
 REFUSALS_ARE_SEEN_FOR = timedelta(days=1)
+_SEEN_AGAIN = timedelta(minutes=30)  # clocks of nodes may differ by less
 
 _OUT_OF_REACH = timedelta(seconds=120)  # see `transitions`: no worker looks there yet
-_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class Hold:
     """Name of the attempt that waits, `<task id>:<attempt>`."""
     keys: tuple[str, ...]
     """The breakers that it has to pass."""
+    released: bool = False
+    """They have let it go on, and no worker has started it yet."""
 
 
 async def await_approval(
@@ -133,17 +137,22 @@ def is_held(flow_run: FlowRun) -> bool:
 
 
 def was_resumed(flow_run: FlowRun) -> bool:
-    """A held run that somebody let go on and that no worker has started yet."""
-    state = flow_run.state
-    return state is not None and state.name == RESUMING and hold_of(flow_run) is not None
+    """A held run that a person let go on and that no worker has started yet."""
+    state, hold = flow_run.state, hold_of(flow_run)
+    is_resumed = state is not None and state.name == RESUMING
+    return is_resumed and hold is not None and not hold.released
 
 
 def hold_of(flow_run: FlowRun) -> Hold | None:
-    """What holds the run, or held it until now; `None` if nothing does."""
+    """What holds the run, or held it until a worker starts it; `None` if nothing does."""
     try:
         value = json.loads(str(flow_run.labels.get(HELD_LABEL) or "null"))
-        return Hold(holder=str(value["holder"]), keys=tuple(map(str, value["keys"])))
-    except (TypeError, KeyError, ValueError):
+        return Hold(
+            holder=str(value["holder"]),
+            keys=tuple(map(str, value["keys"])),
+            released=value.get("released") is True,
+        )
+    except (TypeError, KeyError, ValueError, AttributeError):
         return None
 
 
@@ -153,7 +162,11 @@ async def write_hold(client: PrefectClient, flow_run: FlowRun, hold: Hold | None
     Raises:
         httpx.HTTPError: The API failed.
     """
-    text = "" if hold is None else json.dumps({"holder": hold.holder, "keys": list(hold.keys)})
+    value: dict[str, Any] = {}
+    if hold is not None:
+        value = {"holder": hold.holder, "keys": list(hold.keys)}
+        value |= {"released": True} if hold.released else {}
+    text = json.dumps(value) if value else ""
     await client.update_flow_run_labels(flow_run.id, {HELD_LABEL: text})
 
 
@@ -167,19 +180,32 @@ async def read_held(client: PrefectClient) -> list[FlowRun]:
     return await _read(client, FlowRunFilter(state=state), FlowRunSort.EXPECTED_START_TIME_ASC)
 
 
-async def read_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]:
+async def read_refused(
+    client: PrefectClient, *, now: datetime, seen_until: datetime | None = None
+) -> list[FlowRun]:
     """Runs that were cancelled while they waited and whose history does not know it yet.
 
+    That is until a worker starts them: also those that were let go on.
+
     The server ends them itself, so no worker hears a `Cancelling`.
+
+    Args:
+        client: A client in use.
+        now: The time, with a time zone.
+        seen_until: When the caller last closed all of them. The server cannot look for a label, so
+            that it would send every cancelled run of the last day each time.
 
     Raises:
         httpx.HTTPError: The API failed.
     """
+    since = now - REFUSALS_ARE_SEEN_FOR
+    if seen_until is not None:
+        since = max(since, seen_until - _SEEN_AGAIN)
     found = await _read(
         client,
         FlowRunFilter(
             state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLED])),
-            end_time=FlowRunFilterEndTime.model_validate({"after_": now - REFUSALS_ARE_SEEN_FOR}),
+            end_time=FlowRunFilterEndTime.model_validate({"after_": since}),
         ),
         FlowRunSort.END_TIME_DESC,
     )
@@ -187,7 +213,7 @@ async def read_refused(client: PrefectClient, *, now: datetime) -> list[FlowRun]
 
 
 async def _read(client: PrefectClient, where: FlowRunFilter, sort: FlowRunSort) -> list[FlowRun]:
-    return await client.read_flow_runs(flow_run_filter=where, sort=sort, limit=_PAGE)
+    return await read_all_runs(client, flow_run_filter=where, sort=sort)
 
 
 def waiting_message(reason: str, keys: Sequence[str]) -> str:

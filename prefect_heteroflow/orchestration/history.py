@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -31,7 +32,9 @@ from prefect_heteroflow.core.attempts import (
     to_markdown,
     to_row,
 )
+from prefect_heteroflow.orchestration.run_pages import in_parts
 from prefect_heteroflow.orchestration.transitions import task_id_of
+from prefect_heteroflow.orchestration.variables import read_pages
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -96,19 +99,20 @@ async def read_attempts(client: PrefectClient, task_id: UUID | str) -> list[Atte
 
 async def read_many_attempts(
     client: PrefectClient, task_ids: Iterable[UUID]
-) -> list[tuple[Attempt, ...]]:
-    """The attempts of each of these tasks that has any. One request."""
-    tasks = [str(task) for task in task_ids]
-    if not tasks:
-        return []
-    artifacts = await client.read_artifacts(
-        artifact_filter=ArtifactFilter(
-            key=ArtifactFilterKey(any_=[table_key(task) for task in tasks])
-        ),
-        sort=ArtifactSort.CREATED_DESC,
-    )
-    stored = (_as_stored(task, artifacts).attempts for task in tasks)
-    return [attempts for attempts in stored if attempts]
+) -> dict[UUID, tuple[Attempt, ...]]:
+    """The attempts of each of these tasks that has any. One request for every hundred."""
+    found = {}
+    for part in in_parts(list(task_ids)):
+        keys = ArtifactFilterKey(any_=[table_key(task) for task in part])
+        wanted = ArtifactFilter(key=keys)
+        artifacts = await read_pages(
+            partial(client.read_artifacts, artifact_filter=wanted, sort=ArtifactSort.CREATED_DESC)
+        )
+        for task in part:
+            attempts = _as_stored(str(task), artifacts).attempts
+            if attempts:
+                found[task] = attempts
+    return found
 
 
 async def write_attempts(

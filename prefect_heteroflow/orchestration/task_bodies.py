@@ -23,6 +23,7 @@ from prefect.states import Cancelling
 
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.leases import LEASE_PREFIX
+from prefect_heteroflow.orchestration.run_pages import read_all_runs
 from prefect_heteroflow.orchestration.variables import delete_variable, write_variable
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ BEAT_SECONDS = 10.0
 SILENT = "The process that waits for this task has given no sign of life"
 """How the message of a run begins that was ended for that reason."""
 
-_PAGE = 200
 _KEPT = timedelta(hours=1)
 _OPEN = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _ENDED_FROM_OUTSIDE = (StateType.CANCELLED, StateType.CANCELLING, StateType.CRASHED)
@@ -84,12 +84,12 @@ async def read_open(client: PrefectClient) -> list[FlowRun]:
     Raises:
         httpx.HTTPError: The API failed.
     """
-    return await client.read_flow_runs(
+    return await read_all_runs(
+        client,
         flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW_NAME])),
         flow_run_filter=FlowRunFilter(
             state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN))
         ),
-        limit=_PAGE,
     )
 
 

@@ -31,14 +31,17 @@ async def read_variables(client: PrefectClient) -> dict[str, Any]:
     return {row["name"]: row["value"] for row in await read_pages(read_page)}
 
 
-async def read_pages(read_page: Callable[..., Awaitable[list[Any]]]) -> list[Any]:
-    """All rows of a filter route, page by page; `read_page` takes the `offset`."""
+async def read_pages(
+    read_page: Callable[..., Awaitable[list[Any]]], *, most: int | None = None
+) -> list[Any]:
+    """All rows of a filter route, page by page, or so many; `read_page` takes the `offset`."""
     rows: list[Any] = []
-    while True:
+    while most is None or len(rows) < most:
         page = await read_page(offset=len(rows))
         rows += page
         if len(page) < LEAST_PAGE:
-            return rows
+            break
+    return rows
 
 
 async def write_variable(client: PrefectClient, name: str, value: dict[str, Any]) -> None:

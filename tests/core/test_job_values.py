@@ -346,3 +346,15 @@ def test_cleanup_that_cannot_be_done_is_refused_as_invalid(
 def test_hook_with_an_open_quote_does_not_show_a_secret_in_it() -> None:
     hook = "sh -c 'AWS_SECRET_ACCESS_KEY=abcdefghijklmnop1234 clean"
     assert "abcdefghijklmnop1234" not in str(refused({"cleanup_hook": hook}))
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, 7, "a\0b"], ids=["too long", "a number", "a NUL"])
+def test_progress_file_that_is_no_path_is_refused(path: object):
+    """Else each look at it fails, in the log of the worker."""
+    error = refused({"progress_file": path})
+    assert "progress_file" in str(error)
+    assert len(str(error)) < 400
+
+
+def test_progress_file_of_a_usual_length_is_taken():
+    parse_job_values({"progress_file": "x" * 4096})

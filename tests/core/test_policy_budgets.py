@@ -153,7 +153,9 @@ def test_attempts_that_did_not_fail_use_up_nothing(status):
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"max_retries": -2}, r"max_retries -2: allowed is a whole number, -1 or more"),
+        ({"max_retries": -2}, r"max_retries -2: allowed is a whole number, from -1 to 100000 "),
+        ({"max_retries": 100_001}, r"max_retries 100001: allowed is a whole number, from -1 to"),
+        ({"infrastructure_retries": 10**18}, r"from -1 to 100000 \(-1 never gives up, 0 is off\)"),
         ({"max_retries": True}, r"max_retries True"),
         ({"max_retries": 1.5}, r"max_retries 1.5"),
         ({"infrastructure_retries": "3"}, r"infrastructure_retries '3'"),

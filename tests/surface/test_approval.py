@@ -5,6 +5,7 @@ The first half pins what we rely on of Prefect's server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Completed, Running
 
+from prefect_heteroflow.attempts.cancelling import close_cancelled
 from prefect_heteroflow.attempts.held import approve_resumed, close_refused, release_held
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.breaker import Admitted, BreakerPolicy, Held, Verdict, deployment_key
@@ -157,6 +159,50 @@ async def test_cancel_of_a_run_that_was_just_made_the_trial_frees_the_trial(
     assert answer.is_trial
 
 
+async def test_cancel_of_a_released_run_before_a_worker_took_it_closes_its_row_and_frees_the_trial(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    await opened(client, key, cooled=True)
+    run, _ = await held_run(api, client, deployment, key)
+    assert [it.id for it in await release_held(client, policy=POLICY, now=utc_now())] == [run.id]
+    api.cancel(str(run.id))
+    assert [it.id for it in await close_refused(client, now=utc_now())] == [run.id]
+    last = api.rows(str(run.id))[-1]
+    assert (last["status"], last["decision"]) == (
+        "cancelled",
+        "Cancelled by a user before it was started; nothing is retried.",
+    )
+    answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
+    assert isinstance(answer, Admitted)
+    assert answer.is_trial
+
+
+async def test_run_that_its_breaker_released_does_not_count_as_approved_by_a_person(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    run, holder = await held_run(api, client, deployment, key)
+    assert await release_held(client, policy=POLICY, now=utc_now())
+    await opened(client, key)
+    released = await client.read_flow_run(run.id)
+    assert not await approve_resumed(client, released, policy=POLICY, now=utc_now())
+    assert approval.hold_of(await client.read_flow_run(run.id)) is None
+    assert await note_outcome(client, holder=holder, verdict=Verdict.NONE, now=utc_now()) == ()
+
+
+async def test_retry_that_is_the_trial_frees_it_when_it_is_cancelled_before_its_start(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """One that was never held: the breaker let it through at once."""
+    run, holder = await held_run(api, client, deployment, key)
+    await approval.write_hold(client, run, None)
+    await opened(client, key, cooled=True)
+    answer = await admit_retry(client, [key], holder=holder, policy=POLICY, now=utc_now())
+    assert isinstance(answer, Admitted)
+    await close_cancelled(client, run.id, "Cancelled by a user.")
+    answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
+    assert isinstance(answer, Admitted)
+
+
 async def test_run_that_was_not_held_is_not_taken_for_a_refusal(
     api: Api, client: PrefectClient, deployment: str
 ) -> None:
@@ -222,7 +268,9 @@ async def test_open_breaker_keeps_its_runs_and_lets_one_go_as_its_trial(
     ours = {run.id for run in [*waiting, *due]}
     assert [run.id for run in released if run.id in ours] == [due[0].id]
     assert await release_held(client, policy=POLICY, now=utc_now()) == []
-    assert approval.hold_of(await client.read_flow_run(due[0].id)) is None
+    hold = approval.hold_of(await client.read_flow_run(due[0].id))
+    assert hold is not None
+    assert hold.released
 
 
 async def test_breaker_that_closed_lets_all_of_its_runs_go_and_stays_closed(
@@ -236,6 +284,34 @@ async def test_breaker_that_closed_lets_all_of_its_runs_go_and_stays_closed(
     assert len(await release_held(client, policy=POLICY, now=utc_now())) == 3
     answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
     assert isinstance(answer, Admitted)
+
+
+async def test_run_behind_hundreds_of_held_ones_is_released_too(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """They wait for a breaker that stays open; its own has been reset."""
+    hot = f"{key}Hot"
+    await opened(client, hot)
+    first, _ = await held_run(api, client, deployment, hot)
+    label = {approval.HELD_LABEL: json.dumps({"holder": "another:2", "keys": [hot]})}
+    crowd = {
+        "flow_id": str(first.flow_id),
+        "deployment_id": deployment,
+        "state": {"type": "PAUSED", "name": "AwaitingApproval", "state_details": {}},
+        "labels": label,
+    }
+    crowd_ids = [api.post("/flow_runs/", crowd)["id"] for _ in range(201)]
+    run, _ = await held_run(api, client, deployment, key)
+    try:
+        assert run.id in {it.id for it in await approval.read_held(client)}
+        released = await release_held(client, policy=POLICY, now=utc_now())
+        assert [it.id for it in released] == [run.id]
+    finally:
+        for start in range(0, len(crowd_ids), 50):  # the server deletes 50 at once
+            api.post(
+                "/flow_runs/bulk_delete",
+                {"flow_runs": {"id": {"any_": crowd_ids[start : start + 50]}}},
+            )
 
 
 async def test_worker_whose_breakers_are_off_releases_the_runs_of_its_own_pool_only(

@@ -21,7 +21,8 @@ PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("MAX_RETRIES", "-7", "a whole number, -1 or more"),
+        ("MAX_RETRIES", "-7", "a whole number, from -1 to 100000 (-1 never gives up"),
+        ("MAX_RETRIES", "1000000", "from -1 to 100000"),
         ("INFRASTRUCTURE_RETRIES", "-2", "a whole number"),
         ("RETRY_DELAY", "-1", "a number of seconds"),
         ("RETRY_DELAY", "nan", "a number of seconds"),
@@ -37,7 +38,11 @@ PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
         ("NODE_LIVENESS_SECONDS", "nan", "finite"),
         ("PLACEMENT_GRACE_SECONDS", "-5", "greater than or equal to 0"),
         ("CANCEL_GRACE_SECONDS", "-1", "greater than or equal to 0"),
-        ("BREAKER_WINDOW", "-1", "greater than or equal to 0"),
+        ("BREAKER_WINDOW", "0", "greater than 0"),
+        ("BREAKER_TRIAL_TIMEOUT", "0", "greater than 0"),
+        ("BREAKER_COOLDOWN", "-1", "greater than or equal to 0"),
+        ("NO_PROGRESS_LIMIT", "1000000000000", "less than or equal to 100000"),
+        ("NODE_MEMORY_MB", "1073741825", "less than or equal to 1073741824"),
         ("LOST_CONTACT_TIMEOUT", "0", "greater than 0"),
     ],
 )
@@ -57,7 +62,11 @@ def test_setting_out_of_its_range_is_refused_with_its_variable_and_what_is_allow
     [
         ("MAX_RETRIES", "-1"),
         ("MAX_RETRIES", "0"),
+        ("MAX_RETRIES", "100000"),
         ("RETRY_DELAY", "0"),
+        ("BREAKER_WINDOW", "0.5"),
+        ("BREAKER_COOLDOWN", "0"),
+        ("NO_PROGRESS_LIMIT", "0"),
         ("BACKOFF_MULTIPLIER", "1"),
         ("OOM_MEMORY_LIMIT", "512"),
         ("RETRY_STRATEGY", "no_retry"),

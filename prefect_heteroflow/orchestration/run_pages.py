@@ -1,0 +1,51 @@
+"""Reads all flow runs or task runs of a filter; the server gives no more than a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prefect.client.schemas.objects import FlowRun, TaskRun
+
+from prefect_heteroflow.orchestration.variables import read_pages
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+MOST_RUNS = 10_000
+"""Of one look. Every worker looks four times a minute: more would keep the server from its work."""
+IDS_AT_ONCE = 100
+"""Ids in one filter; SQLite takes no more than some thousands of values in a query."""
+T = TypeVar("T")
+
+
+async def read_all_runs(client: PrefectClient, **query: Any) -> list[FlowRun]:
+    """The runs of a query, page by page, `MOST_RUNS` at most.
+
+    A run that joins or leaves them meanwhile may hide another one until the next look.
+
+    Args:
+        client: A client in use.
+        **query: What `client.read_flow_runs` takes, without `limit` and `offset`.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    rows = await read_pages(partial(client.read_flow_runs, **query), most=MOST_RUNS)
+    return list({run.id: run for run in rows}.values())
+
+
+async def read_all_task_runs(client: PrefectClient, **query: Any) -> list[TaskRun]:
+    """As `read_all_runs`, for `client.read_task_runs`.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    rows = await read_pages(partial(client.read_task_runs, **query), most=MOST_RUNS)
+    return list({run.id: run for run in rows}.values())
+
+
+def in_parts(ids: Sequence[T]) -> list[Sequence[T]]:
+    """Parts of a list of ids that fit into one filter each."""
+    return [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
