@@ -206,7 +206,7 @@ class _Runner:
 
     def _call_body(self, task: Task[..., Any], parameters: dict[str, Any]) -> Any:
         with self._channel.body_runs():
-            return awaited_here(call_with_parameters(task.fn, parameters))
+            return value_of_body(task, parameters)
 
 
 async def _awaited(value: Any) -> Any:
@@ -249,9 +249,14 @@ def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:
         )
 
 
-def awaited_here(value: Any) -> Any:
-    """The value itself, or what it gives when it is awaited."""
-    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+def value_of_body(task: Task[..., Any], parameters: dict[str, Any]) -> Any:
+    """What the body returns, awaited if it has to be; called within its contexts."""
+
+    def call() -> Any:
+        value = call_with_parameters(task.fn, parameters)
+        return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+    return contexts.value_of(call)
 
 
 def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
