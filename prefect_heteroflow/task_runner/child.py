@@ -23,6 +23,7 @@ from prefect.utilities.callables import call_with_parameters
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.frames import Call, PartsSent, Reply, from_bytes, to_bytes
+from prefect_heteroflow.task_runner.modules_by_value import marks_by_value
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -41,6 +42,7 @@ def prepare_template() -> None:
     for module in ("prefect.flow_engine", "prefect.task_engine", "prefect.artifacts"):
         import_module(module)
     ensure_logging_setup()
+    marks_by_value()  # looks at all modules, once
     # The client alone takes 60 ms (TLS certificates); it connects when it is first used.
     _shared["client"] = get_client(sync_client=True)
 

@@ -18,6 +18,8 @@ from prefect.futures import resolve_futures_to_states
 from prefect.logging.loggers import patch_print
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from prefect_heteroflow.task_runner.modules_by_value import is_users_choice, marks_by_value
+
 if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.orchestration import SyncPrefectClient
@@ -58,13 +60,15 @@ def to_pickle(value: Any) -> bytes:
     """The value as cloudpickle would have it, which also knows lambdas and what `__main__` defines.
 
     Most values need nothing of that, and then pickle alone takes half of the time. A name from
-    `__main__` stands in what it gives, and means something else in another process.
+    `__main__` stands in what it gives, and means something else in another process; one from a
+    module that only this process has means nothing there.
     """
     registry: Any = cloudpickle
-    if not registry.list_registry_pickle_by_value():
+    marks = marks_by_value()
+    if not is_users_choice(registry.list_registry_pickle_by_value()):
         with suppress(Exception):
             data = pickle.dumps(value, protocol=pickle.DEFAULT_PROTOCOL)
-            if b"__main__" not in data:
+            if not any(mark in data for mark in marks):
                 return data
     return cast("bytes", registry.dumps(value))
 

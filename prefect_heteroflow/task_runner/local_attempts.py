@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import AssetContext
@@ -30,6 +29,7 @@ from prefect_heteroflow.task_runner.children import (
     visible_devices,
 )
 from prefect_heteroflow.task_runner.frames import Call, Reply, from_bytes, to_bytes
+from prefect_heteroflow.task_runner.modules_by_value import can_import
 from prefect_heteroflow.task_runner.template import ChildNotStarted
 
 if TYPE_CHECKING:
@@ -335,8 +335,6 @@ def _now() -> str:
 
 # --- the body as bytes ---------------------------------------------------------------------------
 
-_importable: dict[str, bool] = {}
-
 
 def pack_body(task: Task[..., Any]) -> bytes:
     """How a child gets the task: by its place in a module where it can import that, else by value.
@@ -359,7 +357,7 @@ def _place_of(task: Task[..., Any]) -> tuple[str, str] | None:
     if not module_name or not qualified_name or "<" in qualified_name:
         return None
     module = sys.modules.get(module_name)
-    if module is None or not _can_import(module_name, getattr(module, "__file__", None)):
+    if module is None or not can_import(module_name, getattr(module, "__file__", None)):
         return None
     found: Any = module
     for name in qualified_name.split("."):
@@ -367,16 +365,3 @@ def _place_of(task: Task[..., Any]) -> tuple[str, str] | None:
     if getattr(found, "fn", None) is not task.fn:
         return None
     return module_name, qualified_name
-
-
-def _can_import(name: str, file: str | None) -> bool:
-    """Whether another process finds the same module under that name."""
-    if name == "__main__" or file is None:
-        return False
-    if name not in _importable:
-        try:
-            spec = find_spec(name)
-        except (ImportError, ValueError, AttributeError):
-            spec = None
-        _importable[name] = spec is not None and spec.origin == file
-    return _importable[name]
