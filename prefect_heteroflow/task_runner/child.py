@@ -8,9 +8,10 @@ import inspect
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +170,9 @@ class _Runner:
 
     def run(self, call: Call) -> Reply:
         """Run the body; how it ended, whatever it does."""
+        if call.path is not None:
+            sys.path[:] = call.path + [path for path in sys.path if path not in call.path]
+            invalidate_caches()
         try:
             task, flow, run = self._load(call)
         except BaseException as error:

@@ -28,6 +28,8 @@ class Call:
     """The whole environment of the body."""
     folder: str
     """Working folder."""
+    path: list[str] | None
+    """`sys.path` of the flow, if it has changed."""
     tells_start: bool
     """The child says when the body starts: its time limit counts from then, not from imports."""
 

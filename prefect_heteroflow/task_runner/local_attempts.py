@@ -30,7 +30,7 @@ from prefect_heteroflow.task_runner.children import (
 )
 from prefect_heteroflow.task_runner.frames import Call, Reply, from_bytes, to_bytes
 from prefect_heteroflow.task_runner.modules_by_value import can_import
-from prefect_heteroflow.task_runner.template import ChildNotStarted
+from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -134,6 +134,10 @@ class LocalAttempts:
             if child.flows.get(flow_key):
                 flow = None
             child.flows.put(flow_key, True)
+        path = None
+        if child.process.known_path != sys.path:
+            child.process.known_path = list(sys.path)
+            path = absolute_path(child.process.known_path)
         return to_bytes(
             Call(
                 body_key=body_key,
@@ -143,6 +147,7 @@ class LocalAttempts:
                 run=run,
                 variables=self._variables(child, call),
                 folder=os.getcwd(),
+                path=path,
                 tells_start=call.timeout_seconds is not None,
             )
         )
