@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module, invalidate_caches
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -140,8 +140,8 @@ def serve(descriptor: int) -> int:
     EventsWorker.set_client_override(
         ProcessPoolForwardingEventsClient, event_queue=_EventQueue(channel)
     )
-    bodies: PartsSent[Task[..., Any]] = PartsSent()
-    flows: PartsSent[contexts.FlowPart] = PartsSent()
+    bodies: PartsSent[_Part] = PartsSent()
+    flows: PartsSent[_Part] = PartsSent()
     while (call := channel.receive()) is not None:
         reply = _Runner(channel, _shared["client"], bodies, flows).run(call)
         if os.getpid() != pid:
@@ -155,13 +155,35 @@ def serve(descriptor: int) -> int:
     return LEFT
 
 
+class _Part:
+    """Something that was sent once: its bytes, until they could be loaded."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data: bytes | None = data
+        self._value: Any = None
+
+    def loaded(self, load: Callable[[bytes], Any]) -> Any:
+        if self._data is not None:
+            self._value, self._data = load(self._data), None
+        return self._value
+
+
+def _noted(parts: PartsSent[_Part], key: str, sent: bytes | None) -> _Part:
+    part = parts.get(key)
+    if sent is not None:
+        part = _Part(sent)
+        parts.put(key, part)
+    assert part is not None
+    return part
+
+
 class _Runner:
     def __init__(
         self,
         channel: Channel,
         client: SyncPrefectClient,
-        bodies: PartsSent[Task[..., Any]],
-        flows: PartsSent[contexts.FlowPart],
+        bodies: PartsSent[_Part],
+        flows: PartsSent[_Part],
     ) -> None:
         self._channel = channel
         self._client = client
@@ -197,17 +219,11 @@ class _Runner:
     def _load(
         self, call: Call
     ) -> tuple[Task[..., Any], contexts.FlowPart | None, contexts.RunPart]:
-        task = self._bodies.get(call.body_key)
-        if call.body is not None:
-            task = load_body(call.body)
-            self._bodies.put(call.body_key, task)
-        flow = None
-        if call.flow_key is not None:
-            flow = self._flows.get(call.flow_key)
-            if call.flow is not None:
-                flow = pickle.loads(call.flow)
-                self._flows.put(call.flow_key, flow)
-        assert task is not None
+        # Both are noted before one is loaded: the flow knows that they are here in any case.
+        body = _noted(self._bodies, call.body_key, call.body)
+        part = None if call.flow_key is None else _noted(self._flows, call.flow_key, call.flow)
+        task: Task[..., Any] = body.loaded(load_body)
+        flow: contexts.FlowPart | None = None if part is None else part.loaded(pickle.loads)
         return task, flow, pickle.loads(call.run)
 
     def _call_body(self, task: Task[..., Any], parameters: dict[str, Any]) -> Any:
@@ -239,8 +255,15 @@ def set_environment(call: Call) -> None:
             del os.environ[name]
         os.environ.update(call.variables)
     with contextlib.suppress(OSError):
-        if os.getcwd() != call.folder:
+        if _folder() != call.folder:
             os.chdir(call.folder)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # the last body was in a folder that is gone
+        return None
 
 
 def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:

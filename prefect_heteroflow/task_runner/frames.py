@@ -69,9 +69,14 @@ class PartsSent(Generic[Kept]):
             self._parts.move_to_end(key)
         return part
 
+    def __contains__(self, key: object) -> bool:
+        """Whether the part is there; unlike `get`, this changes nothing."""
+        return key in self._parts
+
     def put(self, key: str, part: Kept) -> None:
-        """Remember a part that is being sent."""
+        """Remember a part that was sent, as the newest."""
         self._parts[key] = part
+        self._parts.move_to_end(key)
         while len(self._parts) > self._limit:
             self._parts.popitem(last=False)
 

@@ -87,27 +87,32 @@ class LocalAttempts:
         max_calls = call.max_calls
         if max_calls is None and call.resources.gpu_count:
             max_calls = GPU_MAX_CALLS
-        try:
-            lease = self._children.lease(wish, call.resources.memory_mb, max_calls=max_calls)
-            with lease as child:
-                return self._run_in(child, call, body, run)
-        except LeaseCancelled:
-            return self._outcome(kind="cancelled")
-        except (ChildNotStarted, OSError) as error:
-            return self._outcome(
-                kind="died",
-                text=f"no child process could be started: {error}",
-                evidence=Evidence(phase="start", engine_error=str(error)),
-            )
+        with contextlib.ExitStack() as stack:
+            try:
+                lease = self._children.lease(wish, call.resources.memory_mb, max_calls=max_calls)
+                child = stack.enter_context(lease)
+            except LeaseCancelled:
+                return self._outcome(kind="cancelled")
+            except (ChildNotStarted, OSError) as error:
+                return self._outcome(
+                    kind="died",
+                    text=f"no child process could be started: {error}",
+                    evidence=Evidence(phase="start", engine_error=str(error)),
+                )
+            return self._run_in(child, call, body, run)
 
     def _run_in(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> TaskOutcome:
         started = _now()
         child.calls += 1
         message = self._message(child, call, body, run)
+        path = list(sys.path)
+        if path != child.process.known_path:
+            message.path = absolute_path(path)
         reply: Reply | None = None
         timed_out = False
         try:
-            child.process.connection.send_bytes(message)
+            child.process.connection.send_bytes(to_bytes(message))
+            _note_sent(child, message, path)
             reply = _read_reply(child, timeout_seconds=call.timeout_seconds)
         except _TimedOut:
             timed_out = True
@@ -124,32 +129,21 @@ class LocalAttempts:
         ended = self._ended(child, call, reply, started=started, timed_out=timed_out)
         return replace(ended, sent_bytes=len(run))
 
-    def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> bytes:
+    def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> Call:
         body_key = hashlib.blake2b(body, digest_size=16).hexdigest()
-        knows_body = child.bodies.get(body_key) is not None
-        child.bodies.put(body_key, True)
         flow_key, flow = None, None
         if call.flow_context is not None:
             flow_key, flow = self._flow_part(call)
-            if child.flows.get(flow_key):
-                flow = None
-            child.flows.put(flow_key, True)
-        path = None
-        if child.process.known_path != sys.path:
-            child.process.known_path = list(sys.path)
-            path = absolute_path(child.process.known_path)
-        return to_bytes(
-            Call(
-                body_key=body_key,
-                body=None if knows_body else body,
-                flow_key=flow_key,
-                flow=flow,
-                run=run,
-                variables=self._variables(child, call),
-                folder=os.getcwd(),
-                path=path,
-                tells_start=call.timeout_seconds is not None,
-            )
+        return Call(
+            body_key=body_key,
+            body=None if body_key in child.bodies else body,
+            flow_key=flow_key,
+            flow=None if flow_key in child.flows else flow,
+            run=run,
+            variables=self._variables(child, call),
+            folder=_working_folder(),
+            path=None,
+            tells_start=call.timeout_seconds is not None,
         )
 
     def _flow_part(self, call: TaskCall) -> tuple[str, bytes]:
@@ -262,6 +256,22 @@ class LocalAttempts:
 
     def _outcome(self, **values: Any) -> TaskOutcome:
         return TaskOutcome(pool=self._node.pool, node=self._node.name, ended=_now(), **values)
+
+
+def _note_sent(child: Child, message: Call, path: list[Any]) -> None:
+    """Only what was sent is known to the child; its own notes are in the same order."""
+    child.bodies.put(message.body_key, True)
+    if message.flow_key is not None:
+        child.flows.put(message.flow_key, True)
+    child.process.known_path = path
+
+
+def _working_folder() -> str:
+    """That of this process, also where it is gone: then a way to it that is left."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return f"/proc/{os.getpid()}/cwd"
 
 
 def _read_reply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import flow
+from prefect import flow, task
 from prefect.flows import load_flow_from_entrypoint
 
 from prefect_heteroflow import HeteroTaskRunner
@@ -86,3 +87,54 @@ def test_module_from_a_folder_that_the_flow_adds_to_its_path_is_found_by_its_chi
 
     runner = HeteroTaskRunner(max_retries=0, max_workers=1)
     assert flow(task_runner=runner)(body)() == (9, "added_late")
+
+
+def test_working_folder_that_is_gone_fails_neither_its_task_nor_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with threads: only a body that asks for its folder notices."""
+
+    @task(retries=0)
+    def folder() -> str | None:
+        try:
+            return os.getcwd()
+        except FileNotFoundError:
+            return None
+
+    def body() -> list[Any]:
+        monkeypatch.chdir(tmp_path)
+        seen = [runner_tasks.square.submit(3).result()]
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        seen.append(folder.submit().result())
+        os.chdir(tmp_path)
+        return [*seen, folder.submit().result()]
+
+    runner = HeteroTaskRunner(max_retries=0, max_workers=1)
+    assert flow(task_runner=runner)(body)() == [9, None, str(tmp_path)]
+
+
+def test_body_that_could_not_be_loaded_once_is_loaded_by_the_next_call(tmp_path: Path) -> None:
+    """What the flow takes for sent is in the child, also where its import failed."""
+    seen = tmp_path / "seen"
+    (tmp_path / "fails_once.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "from prefect import task\n"
+        f"if os.getpid() != {os.getpid()} and not Path({str(seen)!r}).exists():\n"
+        f"    Path({str(seen)!r}).touch()\n"
+        "    raise ImportError('not yet')\n"
+        "@task(retries=0)\ndef give():\n    return 4\n"
+    )
+
+    def body() -> tuple[str, int]:
+        sys.path.insert(0, str(tmp_path))
+        give = import_module("fails_once").give
+        error = give.submit().result(raise_on_failure=False)
+        return str(error), give.submit().result()
+
+    text, four = flow(task_runner=HeteroTaskRunner(max_retries=0, max_workers=1))(body)()
+    assert "not yet" in text
+    assert four == 4
