@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module, invalidate_caches
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from prefect.client.orchestration import get_client
@@ -23,7 +22,15 @@ from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
-from prefect_heteroflow.task_runner.frames import Call, PartsSent, Reply, from_bytes, to_bytes
+from prefect_heteroflow.task_runner.frames import (
+    Call,
+    PartsSent,
+    Reply,
+    from_bytes,
+    receive_frame,
+    send_frame,
+    to_bytes,
+)
 from prefect_heteroflow.task_runner.modules_by_value import marks_by_value
 
 if TYPE_CHECKING:
@@ -52,7 +59,6 @@ class Channel:
     """The child's end of its connection. Any thread may send; only the main thread receives."""
 
     def __init__(self, descriptor: int) -> None:
-        self._connection = Connection(descriptor)
         self._descriptor = descriptor
         self._identity = _identity_of(descriptor)
         self._lock = threading.RLock()
@@ -65,7 +71,7 @@ class Channel:
     def receive(self) -> Call | None:
         """The next call; `None` when the flow's process has closed the connection."""
         try:
-            data = self._connection.recv_bytes()
+            data = receive_frame(self._descriptor)
         except (EOFError, OSError):
             return None
         self._interrupted = False
@@ -87,7 +93,7 @@ class Channel:
             try:
                 if _identity_of(self._descriptor) != self._identity:
                     raise OSError("the descriptor of the child's channel was closed")
-                self._connection.send_bytes(data)
+                send_frame(self._descriptor, data)
             finally:
                 self._sends_in_main = False
         if in_main and self._interrupted and self._in_body:

@@ -28,7 +28,14 @@ from prefect_heteroflow.task_runner.children import (
     LeaseCancelled,
     visible_devices,
 )
-from prefect_heteroflow.task_runner.frames import Call, Reply, from_bytes, to_bytes
+from prefect_heteroflow.task_runner.frames import (
+    Call,
+    Reply,
+    from_bytes,
+    receive_frame,
+    send_frame,
+    to_bytes,
+)
 from prefect_heteroflow.task_runner.modules_by_value import can_import
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
@@ -41,14 +48,14 @@ TIMEOUT_GRACE_SECONDS = 5.0
 """Between the interrupt of a body that ran into its time limit and its end by force."""
 GPU_MAX_CALLS = 1
 _CUDA = "CUDA_VISIBLE_DEVICES"
+_FOREIGN = (
+    "the body wrote into the file descriptor through which its child process answers; a body must"
+    " not write to descriptors that it did not open"
+)
 
 
 class BodyNotPortable(Exception):
     """The body of a task cannot be sent to another process; it has to run at home."""
-
-
-class _TimedOut(Exception):
-    """The body ran into its time limit."""
 
 
 class LocalAttempts:
@@ -109,17 +116,18 @@ class LocalAttempts:
         if path != child.process.known_path:
             message.path = absolute_path(path)
         reply: Reply | None = None
-        timed_out = False
+        timed_out = foreign = False
         try:
-            child.process.connection.send_bytes(to_bytes(message))
+            send_frame(child.process.connection.fileno(), to_bytes(message))
             _note_sent(child, message, path)
             reply = _read_reply(child, timeout_seconds=call.timeout_seconds)
-        except _TimedOut:
+        except TimeoutError:
             timed_out = True
             _stop_body(child)
         except (EOFError, OSError):
             pass
-        except Exception:  # what came is no message of ours: the body wrote into the channel
+        except Exception:  # foreign bytes, where a message of ours starts or within one
+            foreign = True
             child.kill()
         except BaseException:  # the thread of the task run was told to stop
             child.kill()
@@ -127,6 +135,8 @@ class LocalAttempts:
         if reply is None:
             child.unusable = True
         ended = self._ended(child, call, reply, started=started, timed_out=timed_out)
+        if foreign and ended.kind == "died":
+            ended = replace(ended, text=_FOREIGN)
         return replace(ended, sent_bytes=len(run))
 
     def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> Call:
@@ -285,14 +295,13 @@ def _read_reply(
         timeout_seconds: How long the body may run; counts when the child says that it starts.
 
     Raises:
-        _TimedOut: It took longer.
+        TimeoutError: It took longer.
+        ForeignBytes: The body wrote into the connection.
         EOFError: The child is gone.
     """
-    connection = child.process.connection
+    descriptor = child.process.connection.fileno()
     while True:
-        if deadline is not None and not connection.poll(max(0.0, deadline - time.monotonic())):
-            raise _TimedOut
-        kind, payload = from_bytes(connection.recv_bytes())
+        kind, payload = from_bytes(receive_frame(descriptor, deadline))
         if kind == "log":
             emit_api_log(payload)
         elif kind == "event":
@@ -309,11 +318,12 @@ def _stop_body(child: Child) -> None:
     """Interrupt a body that ran out of time, and end its process if it goes on."""
     child.unusable = True
     child.process.send_signal(signal.SIGINT)
-    with contextlib.suppress(EOFError, OSError):
-        try:
-            _read_reply(child, deadline=time.monotonic() + TIMEOUT_GRACE_SECONDS)
-        except _TimedOut:
-            child.kill()
+    try:
+        _read_reply(child, deadline=time.monotonic() + TIMEOUT_GRACE_SECONDS)
+    except EOFError:
+        pass
+    except Exception:  # no answer in time, or none that can be read
+        child.kill()
 
 
 def _add_assets(metadata: dict[str, dict[str, Any]]) -> None:
