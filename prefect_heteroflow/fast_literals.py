@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from prefect_heteroflow.core.literals import LITERALS, LiteralFinder
+from prefect_heteroflow.core.literals import LiteralFinder, all_literals
 
 
 class AhoCorasickFinder:
@@ -36,7 +36,7 @@ def fast_finder() -> LiteralFinder | None:
         return None
     return AhoCorasickFinder(
         ahocorasick_rs.BytesAhoCorasick(
-            [literal.encode("latin-1") for literal in LITERALS],
+            [literal.encode("latin-1") for literal in all_literals()],
             implementation=ahocorasick_rs.Implementation.DFA,
         )
     )

@@ -14,10 +14,10 @@ Replace `my-work-pool` with the name of the work pool of that class of nodes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +58,7 @@ from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
 from prefect_heteroflow.infra.node_probe import probe_node
 from prefect_heteroflow.infra.progress_file import read_progress_file
+from prefect_heteroflow.infra.removal import remove
 from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables, check_command
 from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -217,7 +218,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         """Remove the attempt's folders."""
         child: _Child = handle.inner
         for folder in filter(None, (child.folder, child.working_folder)):
-            await self._in_thread(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+            await self._in_thread(functools.partial(remove, folder))
         self._scratch.remove_if_empty(handle.plan.task_id)
 
     def scratch_of(self, task_id: str) -> str:
@@ -268,12 +269,17 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
     def _clean_up(self, request: CleanupRequest) -> CleanupReport:
         configuration = request.plan.configuration
         assert isinstance(configuration, HeteroflowProcessJobConfiguration)
-        folder = self._scratch.make_for_task(request.plan.task_id)
-        return clean_up(
+        folders, problems = [], []
+        try:
+            folders.append(self._scratch.make_for_task(request.plan.task_id))
+        except OSError as error:
+            # Its processes are to go all the same.
+            problems.append(str(error).rstrip("."))
+        report = clean_up(
             CleanupPlan(
-                folders=[folder],
+                folders=folders,
                 # The flow's children have other ids of tasks, but this too.
-                marks={environment.SCRATCH: str(folder)},
+                marks={environment.SCRATCH: self.scratch_of(request.plan.task_id)},
                 patterns=request.patterns,
                 gpu_free_mb=request.gpu_free_mb,
                 hook=request.hook,
@@ -282,6 +288,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 hook_timeout_seconds=request.hook_timeout_seconds,
             )
         )
+        return dataclasses.replace(report, problems=(*problems, *report.problems))
 
     def _start(self, plan: AttemptPlan) -> _Child:
         configuration = plan.configuration
@@ -314,7 +321,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         except BaseException:
             limit.close()
             for left in filter(None, (folder, working_folder)):
-                shutil.rmtree(left, ignore_errors=True)
+                remove(left)
             raise
         limit.enter(process.pid)
         return _Child(process=process, limit=limit, folder=folder, working_folder=working_folder)

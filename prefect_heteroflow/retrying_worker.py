@@ -152,9 +152,21 @@ class RetryingWorker(PrefectHooks):
         """Stop what runs beside the attempts, then tear down as every worker does."""
         if self._upkeep is not None:
             self._upkeep.stop()
+        self._say_what_it_leaves()
         if self._presence is not None and self._client is not None:
             await self._presence.sign_off()
         await super().teardown(*exc_info)
+
+    def _say_what_it_leaves(self) -> None:
+        names = ", ".join(sorted(life.flow_run.name for life in self._lives.values()))
+        if not names:
+            return
+        what = (
+            "go on in their containers, and are watched again when this node's worker is back"
+            if self.containers
+            else "end with this worker, and are tried again by the next one or another one"
+        )
+        self._logger.warning("This worker stops. Attempts that run %s: %s.", what, names)
 
     async def run(
         self,

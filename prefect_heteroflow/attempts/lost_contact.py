@@ -7,7 +7,7 @@ is its own; that only one of them moves the run is kept by a lease.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -41,6 +41,9 @@ OUR_WORKER_TYPES = ("heteroflow", "heteroflow-process")
 _LEASE_SECONDS = 120.0
 # Looks come with `reconcile`, about every 15 s.
 _LONGEST_PAUSE_SECONDS = 90.0
+# Processes end with their worker: what was stopped properly is only looked at twice.
+_ENDS_WITH_ITS_WORKER = "heteroflow-process"
+_STOPPED_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class Suspect:
     left: LeftBehind
     written: tuple[Attempt, ...]
     """The rows as they were read."""
+    was_stopped: bool = False
+    """Its worker said goodbye, and its processes end with it."""
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -90,20 +95,29 @@ class LostContact:
 
     async def _look_at(self, suspect: Suspect) -> None:
         beat = await last_heartbeat(self._worker.client, suspect.flow_run.id)
-        judged = self._judge(suspect.key, Answer.SILENT, beat)
+        judged = self._judge(suspect.key, Answer.SILENT, beat, was_stopped=suspect.was_stopped)
         if isinstance(judged, Lost):
             self._contacts.pop(suspect.key, None)
             await self._settle(suspect, judged)
         elif not isinstance(judged, Ended) and judged.note:
             logger = self._worker.get_flow_run_logger(suspect.flow_run)
-            logger.warning("Worker of node %s is away. %s", suspect.node, judged.note)
+            word = "was stopped" if suspect.was_stopped else "is away"
+            logger.warning("Worker of node %s %s. %s", suspect.node, word, judged.note)
 
-    def _judge(self, key: tuple[UUID, int], answer: Answer, heartbeat: float | None) -> Any:
+    def _judge(
+        self,
+        key: tuple[UUID, int],
+        answer: Answer,
+        heartbeat: float | None,
+        *,
+        was_stopped: bool = False,
+    ) -> Any:
+        timeout = self._worker.heteroflow_settings.lost_contact_timeout
         after, judged = look(
             self._contacts.get(key, Contact()),
             answer,
             now=time.monotonic(),
-            lost_contact_timeout=self._worker.heteroflow_settings.lost_contact_timeout,
+            lost_contact_timeout=min(timeout, _STOPPED_TIMEOUT_SECONDS) if was_stopped else timeout,
             longest_pause=_LONGEST_PAUSE_SECONDS,
             heartbeat=heartbeat,
         )
@@ -120,6 +134,11 @@ class LostContact:
         }
         if not away:
             return []
+        stopped = {
+            node.name
+            for node in cluster.nodes
+            if node.stopped and types.get(node.pool) == _ENDS_WITH_ITS_WORKER
+        }
         runs = await read_all_runs(
             self._worker.client,
             flow_run_filter=FlowRunFilter(
@@ -138,7 +157,7 @@ class LostContact:
                 history = histories.get(transitions.task_id_of(run), ())
                 suspect = await self._suspect(run, history, away)
                 if suspect is not None:
-                    found.append(suspect)
+                    found.append(replace(suspect, was_stopped=suspect.node in stopped))
         return found
 
     async def _suspect(
@@ -189,7 +208,8 @@ class LostContact:
         if left.may_have_started:
             left = as_attempt(left, run)
         if left.what is Left.ATTEMPT:
-            reason = f"Node {suspect.node} is away. {lost.reason}"
+            away = "is away" if not suspect.was_stopped else "has no worker: it was stopped"
+            reason = f"Node {suspect.node} {away}. {lost.reason}"
             await worker.settle_lost(run, of_node(left, suspect.node), because=reason)
         elif left.what is Left.DECISION:
             await go_on_after(worker, transitions.task_id_of(run), run)

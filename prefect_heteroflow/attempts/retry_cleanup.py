@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -17,6 +16,7 @@ from prefect_heteroflow.core.cleanup import CleanupReport
 from prefect_heteroflow.core.job_values import JobValues
 from prefect_heteroflow.core.masking import mask_secrets
 from prefect_heteroflow.infra.nvml import NvmlUnavailable, read_gpus
+from prefect_heteroflow.infra.removal import remove
 from prefect_heteroflow.orchestration.run_pages import in_parts, read_all_runs
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def left_something(history: Sequence[Attempt], node: str) -> bool:
     return bool(here) and here[-1].status not in _LEFT_NOTHING
 
 
-async def remove_scratch_of_ended(worker: RetryingWorker) -> None:
+async def remove_scratch_of_ended(worker: RetryingWorker, logger: Any) -> None:
     """Remove the scratch folders on this node of tasks that have ended, here or elsewhere."""
     folders = worker.scratch_folders
     if folders is None:
@@ -107,7 +107,9 @@ async def remove_scratch_of_ended(worker: RetryingWorker) -> None:
                 continue
             aside = folders.set_aside(task_id)
             if aside is not None:
-                await anyio.to_thread.run_sync(partial(shutil.rmtree, aside, ignore_errors=True))
+                removal = await anyio.to_thread.run_sync(partial(remove, aside))
+                if removal.problem is not None:
+                    logger.warning("%s could not be removed: %s", aside, removal.problem)
 
 
 async def _clean_up(worker: RetryingWorker, request: CleanupRequest) -> CleanupReport:

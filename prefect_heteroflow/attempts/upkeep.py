@@ -98,7 +98,7 @@ class Upkeep:
                 await self._orphans.look()
             await self._stranded.look()
             await self._see_to_held()
-            await remove_scratch_of_ended(self._worker)
+            await remove_scratch_of_ended(self._worker, self._logger)
 
     async def _remove_left_leases(self) -> None:
         if self._worker.is_set_up:

@@ -1,4 +1,4 @@
-"""The attempts of a task as a table for the terminal."""
+"""The attempts of a run, or of the tasks of a flow run, as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from prefect_heteroflow.core.endings import what_followed
 
 if TYPE_CHECKING:
     from prefect_heteroflow.core.attempts import Attempt
+    from prefect_heteroflow.core.task_attempts import TaskAttempt
 
 STATUS_STYLE = {
     "scheduled": "yellow",
@@ -24,6 +25,7 @@ STATUS_STYLE = {
     "cancelled": "magenta",
     "suspended": "yellow",
 }
+_SIZES = Text("Sizes in MB (MiB).", style="dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ def attempt_parts(attempts: Sequence[Attempt]) -> list[RenderableType]:
     ]
     if any(row.reason or row.decision or row.cleanup for row in attempts):
         parts.append(_told(attempts))
-    return [*parts, Text("Sizes in MB (MiB).", style="dim")]
+    return [*parts, _SIZES]
 
 
 def _column(field: _Field, attempts: Sequence[Attempt]) -> Column:
@@ -87,6 +89,7 @@ def _told(attempts: Sequence[Attempt]) -> Table:
 
 
 def _sentences(row: Attempt) -> Iterator[str]:
+    """What was cleaned up before the attempt, why it failed, and what followed; each if known."""
     if row.cleanup:
         yield row.cleanup
     if row.reason:
@@ -100,3 +103,47 @@ def _text(field: _Field, row: Attempt) -> Text:
     value = field.value(row)
     style = STATUS_STYLE.get(row.status.value, "") if field.head == "status" else ""
     return Text("-" if value is None else str(value), style=style)
+
+
+def task_attempt_parts(attempts: Sequence[TaskAttempt]) -> list[RenderableType]:
+    """One line per attempt (where, with what, how it ended), and below why and what followed.
+
+    The error types stand below too: beside the failure classes there is no room for them. Columns
+    that would be empty are left out.
+    """
+    rows = [attempt.row for attempt in attempts]
+    columns = [
+        Column(head="task run", cells=[Text(attempt.name) for attempt in attempts]),
+        Column(head="#", cells=[Text(str(row.attempt)) for row in rows], justify="right"),
+        Column(
+            head="state",
+            cells=[Text(it.status.value, style=STATUS_STYLE[it.status.value]) for it in rows],
+        ),
+    ]
+    if any(row.node for row in rows):
+        columns.append(
+            Column(head="node", cells=[Text(row.node or "-") for row in rows], leave_out=2)
+        )
+    if any(row.memory_mb is not None for row in rows):
+        memory = ["-" if row.memory_mb is None else str(row.memory_mb) for row in rows]
+        columns.append(
+            Column(head="memory", cells=[Text(it) for it in memory], justify="right", leave_out=1)
+        )
+    if any(row.failure for row in rows):
+        columns.append(Column(head="failure", cells=[Text(row.failure or "-") for row in rows]))
+    told = [
+        Text(f" {attempt.name} {attempt.row.attempt}: {text}")
+        for attempt in attempts
+        for text in _told_of_task(attempt)
+    ]
+    sizes = [_SIZES] if "memory" in {column.head for column in columns} else []
+    return [FittingTable(columns=columns), *told, *sizes]
+
+
+def _told_of_task(attempt: TaskAttempt) -> Iterator[str]:
+    """What is known of the attempt, the error type before the first of it."""
+    lines = list(_sentences(attempt.row))
+    if attempt.error_type:
+        first = f": {lines.pop(0)}" if lines else ""
+        yield f"{attempt.error_type}{first}"
+    yield from lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prefect_heteroflow.cli.api_errors import CommandError, api_errors
+from prefect_heteroflow.cli.api_errors import CommandError, api_client, api_errors
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -49,7 +49,7 @@ def attempts(
     """Show the attempts of a flow run's tasks: where, how they ended, and why."""
     if state is not None and state.lower() not in STATES:
         raise CommandError(f"--state is {state!r}; allowed is one of {', '.join(STATES)}.")
-    found, rows = asyncio.run(_load(flow_run, task))
+    found, rows, hint = asyncio.run(_load(flow_run, task))
     if state is not None:
         rows = [row for row in rows if row.row.status.value == state.lower()]
     # Imported late, as everything that needs Prefect: `--help` shall be quick.
@@ -60,43 +60,30 @@ def attempts(
         return
     title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
     if not rows:
-        typer.echo(f"{title}\nNo attempts of tasks to show.")
+        typer.echo(f"{title}\nNo attempts of tasks to show.{hint}")
         return
     _print_table(title, rows)
 
 
-async def _load(flow_run: str, task: str | None) -> tuple[FlowRun, list[TaskAttempt]]:
-    from prefect.client.orchestration import get_client
-
+async def _load(flow_run: str, task: str | None) -> tuple[FlowRun, list[TaskAttempt], str]:
+    """The run, the attempts of its tasks, and where others are if it has none at all."""
     from prefect_heteroflow.cli.retries import find_run
+    from prefect_heteroflow.orchestration.history import read_attempts
     from prefect_heteroflow.orchestration.task_attempts import read_task_attempts
+    from prefect_heteroflow.orchestration.transitions import task_id_of
 
-    async with get_client() as client:
+    async with api_client() as client:
         found = await find_run(client, flow_run)
-        return found, await read_task_attempts(client, found.id, task=task)
+        rows = await read_task_attempts(client, found.id, task=task)
+        has_own = not rows and task is None and await read_attempts(client, task_id_of(found))
+        hint = f" `heteroflow retries {found.id}` shows those of the run itself." if has_own else ""
+        return found, rows, hint
 
 
 def _print_table(title: str, rows: Sequence[TaskAttempt]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for head in ("task run", "#", "state", "node", "memory", "error type", "failure"):
-        table.add_column(head)
-    for attempt in rows:
-        row = attempt.row
-        cells = (
-            attempt.name,
-            row.attempt,
-            row.status.value,
-            row.node,
-            row.memory_mb,
-            attempt.error_type,
-            row.failure,
-        )
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))
-    console = Console()
-    console.print(Text(title, style="bold"))
-    console.print(table)
+    from prefect_heteroflow.cli.attempt_table import task_attempt_parts
+    from prefect_heteroflow.cli.fitting_table import show
+
+    show(Text(title, style="bold"), *task_attempt_parts(rows))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
     from rich.console import RenderableType
 
+    from prefect_heteroflow.core.breaker import Breaker
     from prefect_heteroflow.orchestration.breaker_values import BreakerRecord
 
 breaker_app = typer.Typer(
@@ -45,7 +46,7 @@ def ls(
     if as_json:
         report = {
             "breakers": [{**_breaker_report(it), "about": names.get(it.key)} for it in breakers],
-            "awaiting_approval": [_held_report(run) for run in held],
+            "awaiting_approval": [_held_report(run, breakers) for run in held],
         }
         typer.echo(json.dumps(report))
         return
@@ -57,7 +58,7 @@ def ls(
 
     now = utc_now()
     parts = _breaker_parts(breakers, names, now) if breakers else []
-    show(*parts, *_held_parts(held, now))
+    show(*parts, *_held_parts(held, breakers, now))
 
 
 @breaker_app.command("reset")
@@ -87,13 +88,15 @@ async def _read() -> tuple[Sequence[BreakerRecord], Sequence[FlowRun], dict[str,
     from prefect_heteroflow.orchestration.breaker_store import read_breakers
 
     async with api_client() as client:
+        # The runs first: else one whose breaker opens in between would seem to be held by nothing.
+        held = await read_held(client)
         breakers = await read_breakers(client)
         names = {
             record.key: f"deployment {name}"
             for record in breakers
             if (name := await _deployment_name(client, record.key)) is not None
         }
-        return breakers, await read_held(client), names
+        return breakers, held, names
 
 
 async def _deployment_name(client: PrefectClient, key: str) -> str | None:
@@ -162,7 +165,7 @@ def _breaker_report(record: BreakerRecord) -> dict[str, Any]:
     return {
         "key": record.key,
         "status": breaker.status.value,
-        "restarts": len(breaker.restarts),
+        "restarts": len(breaker.restarts) if _is_closed(breaker) else None,
         "opened_at": breaker.opened_at,
         "trial": None if breaker.trial is None else breaker.trial.holder,
         "reason": breaker.reason,
@@ -170,19 +173,31 @@ def _breaker_report(record: BreakerRecord) -> dict[str, Any]:
     }
 
 
-def _held_report(run: FlowRun) -> dict[str, Any]:
+def _is_closed(breaker: Breaker) -> bool:
+    """Only then it counts: one that opens drops its count, and says in its reason what it was."""
+    from prefect_heteroflow.core.breaker import BreakerStatus
+
+    return breaker.status is BreakerStatus.CLOSED
+
+
+def _held_report(run: FlowRun, breakers: Sequence[BreakerRecord]) -> dict[str, Any]:
+    """The run with all breakers that it must pass (`keys`), and those that hold it (`held_by`)."""
     from prefect_heteroflow.orchestration.approval import hold_of
 
     hold = hold_of(run)
+    keys = [] if hold is None else list(hold.keys)
+    not_closed = {record.key for record in breakers if not _is_closed(record.breaker)}
     return {
         "id": str(run.id),
         "name": run.name,
-        "keys": [] if hold is None else list(hold.keys),
+        "keys": keys,
+        "held_by": [key for key in keys if key in not_closed],
         "since": None if run.state is None else run.state.timestamp.isoformat(),
         "message": None if run.state is None else run.state.message,
     }
 
 
+_HELD_BY_NONE = "all its breakers are closed; it goes on by itself shortly"
 _COLOURS = {"closed": "green", "open": "red", "half-open": "yellow"}
 
 
@@ -204,7 +219,9 @@ def _breaker_parts(
             ),
             Column(
                 head="restarts",
-                cells=[Text(str(it["restarts"])) for it in reports],
+                cells=[
+                    Text("-" if it["restarts"] is None else str(it["restarts"])) for it in reports
+                ],
                 justify="right",
                 leave_out=1,
             ),
@@ -228,15 +245,17 @@ def _breaker_parts(
     return [table, *told]
 
 
-def _held_parts(runs: Sequence[FlowRun], now: datetime) -> list[RenderableType]:
-    """The runs that wait as a table, and below it what holds each."""
+def _held_parts(
+    runs: Sequence[FlowRun], breakers: Sequence[BreakerRecord], now: datetime
+) -> list[RenderableType]:
+    """The runs that wait as a table, and below it what holds each at the moment."""
     from rich.text import Text
 
     from prefect_heteroflow.cli.fitting_table import Column, FittingTable
 
     if not runs:
         return [Text("No run waits for approval.")]
-    reports = [_held_report(run) for run in runs]
+    reports = [_held_report(run, breakers) for run in runs]
     ages = [
         "" if run.state is None else age_text((now - run.state.timestamp).total_seconds())
         for run in runs
@@ -248,5 +267,9 @@ def _held_parts(runs: Sequence[FlowRun], now: datetime) -> list[RenderableType]:
             Column(head="since", cells=[Text(age) for age in ages], leave_out=1),
         ]
     )
-    told = [Text(f" {it['name']}: held by {key}") for it in reports for key in it["keys"]]
+    told = [
+        Text(f" {it['name']}: {text}")
+        for it in reports
+        for text in ([f"held by {key}" for key in it["held_by"]] or [_HELD_BY_NONE])
+    ]
     return [table, *told]

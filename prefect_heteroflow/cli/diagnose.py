@@ -1,6 +1,7 @@
 """`heteroflow diagnose` and `heteroflow rules`: why a log failed, and what the engine knows.
 
-Nothing here imports Prefect: the stream protocol (`--jsonl`) answers at once.
+Only the settings of `diagnose` import Prefect: the stream protocol (`--jsonl`) answers at once, and
+its answers depend on its input and `--rules` alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import typer
 from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from typing import IO
 
     from prefect_heteroflow.core.failures import Diagnosis, Phase
@@ -43,23 +44,34 @@ def diagnose_command(
     ] = False,
     phase: Annotated[str | None, typer.Option(help="`start` (never ran), `run` or `lost`.")] = None,
     rules: Annotated[
-        Path | None, typer.Option(help="YAML file with `retry_on` and `stop_on`.")
+        Path | None,
+        typer.Option(
+            help="YAML file with `retry_on` and `stop_on`. Its rules come before those of the"
+            " settings."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
     jsonl: Annotated[
         bool,
         typer.Option(
-            "--jsonl", help="Read one evidence object per line, write one diagnosis per line."
+            "--jsonl",
+            help="Read one evidence object per line, write one diagnosis per line. The settings do"
+            " not count here.",
         ),
     ] = False,
 ) -> None:
-    """Say why a job failed, from its log.
+    """Say why a job failed, from its log, as a worker with the settings of this folder would.
 
-    Exit status 0 whatever was found; 2 where the log or an option cannot be used.
+    Of the settings count `stop_on`, `retry_on`, `retry_exceptions` and `rules_file`, and no server
+    is needed.
+
+    Exit status 0 whatever was found; 2 where the log, an option or a setting cannot be used.
     """
     from prefect_heteroflow.cli.diagnosis_stream import answer_lines, diagnosis_fields
+    from prefect_heteroflow.core.classify import diagnose
+    from prefect_heteroflow.core.failures import Evidence
 
-    user_rules = _user_rules(rules)
+    user_rules = () if rules is None else _rules_of_file(rules)
     if jsonl:
         if file != "-":
             with _opened(file) as stream:
@@ -67,7 +79,20 @@ def diagnose_command(
         else:
             answer_lines(sys.stdin.buffer, sys.stdout, user_rules=user_rules)
         return
-    found = _diagnose_stream(file, exit_code, oom_killed, phase, user_rules)
+    if phase not in (None, "start", "run", "lost"):
+        raise CommandError(
+            f"--phase {phase} is not known. Use start, run or lost.", exit_code=EXIT_REFUSED
+        )
+    settings_rules, retry_exceptions = _rules_of_settings()
+    evidence = Evidence(
+        phase=cast("Phase | None", phase),
+        exit_code=exit_code,
+        oom_killed=True if oom_killed else None,
+        log=_evidence_text(file),
+    )
+    found = diagnose(
+        evidence, user_rules=(*user_rules, *settings_rules), retry_exceptions=retry_exceptions
+    )
     if as_json:
         typer.echo(json.dumps(diagnosis_fields(found)))
         return
@@ -113,15 +138,36 @@ def rules_command(
         typer.echo(f"    {str(row['sample']).splitlines()[-1][:110]}")
 
 
-def _user_rules(path: Path | None) -> Sequence[UserRule]:
-    if path is None:
-        return ()
+def _rules_of_file(path: Path) -> tuple[UserRule, ...]:
     from prefect_heteroflow.user_rules_file import load_user_rules
 
     try:
         return load_user_rules(path)
     except ValueError as error:
         raise CommandError(str(error), exit_code=EXIT_REFUSED) from None
+
+
+def _rules_of_settings() -> tuple[tuple[UserRule, ...], bool | tuple[str, ...]]:
+    """The user's rules as a run has them that says nothing of its own, and `retry_exceptions`.
+
+    Raises:
+        CommandError: A setting cannot be used; names it.
+    """
+    from prefect_heteroflow.cli.nodes import read_settings
+    from prefect_heteroflow.core.job_values import parse_job_values
+    from prefect_heteroflow.core.user_rules import combine_user_rules
+    from prefect_heteroflow.user_rules_file import load_user_rules
+
+    settings = read_settings()
+    names = ("retry_on", "stop_on", "retry_exceptions")
+    values = parse_job_values({name: getattr(settings, name) for name in names})
+    try:
+        of_file = () if settings.rules_file is None else load_user_rules(settings.rules_file)
+        rules = combine_user_rules(values.retry_on, values.stop_on, of_file)
+    except ValueError as error:
+        message = f"The settings cannot be used. {error}"
+        raise CommandError(message, exit_code=EXIT_REFUSED) from None
+    return rules, values.retry_exceptions
 
 
 def _opened(file: str) -> IO[bytes]:
@@ -134,35 +180,17 @@ def _opened(file: str) -> IO[bytes]:
         ) from None
 
 
-def _diagnose_stream(
-    file: str,
-    exit_code: int | None,
-    oom_killed: bool,
-    phase: str | None,
-    user_rules: Sequence[UserRule],
-) -> Diagnosis | None:
-    from prefect_heteroflow.core.classify import diagnose
-    from prefect_heteroflow.core.failures import Evidence
+def _evidence_text(file: str) -> str:
     from prefect_heteroflow.core.scanner import FailureScanner
     from prefect_heteroflow.fast_literals import fast_finder
 
-    if phase not in (None, "start", "run", "lost"):
-        raise CommandError(
-            f"--phase {phase} is not known. Use start, run or lost.", exit_code=EXIT_REFUSED
-        )
     scanner = FailureScanner(fast_finder())
     if file == "-":
         _feed(scanner.feed, sys.stdin.buffer)
     else:
         with _opened(file) as stream:
             _feed(scanner.feed, stream)
-    evidence = Evidence(
-        phase=cast("Phase | None", phase),
-        exit_code=exit_code,
-        oom_killed=True if oom_killed else None,
-        log=scanner.evidence_text(),
-    )
-    return diagnose(evidence, user_rules=user_rules)
+    return scanner.evidence_text()
 
 
 def _feed(feed: Any, stream: IO[bytes]) -> None:

@@ -86,7 +86,8 @@ def _widest(column: Column) -> int:
 def show(*parts: RenderableType) -> None:
     """Print on standard output; a table is wider than the terminal only where a name needs it.
 
-    What is no terminal gets every row on one line, for `grep` and the like.
+    What is no terminal gets every row on one line, for `grep` and the like, without blanks at the
+    end: the longest line of a table would pad all others to its length.
     """
     console = Console()
     for part in parts:
@@ -94,4 +95,10 @@ def show(*parts: RenderableType) -> None:
         least = wished.minimum if isinstance(part, FittingTable) else 0
         if not console.is_terminal:
             least = wished.maximum
-        Console(width=max(console.width, least)).print(part, crop=False)
+        wide = Console(width=max(console.width, least))
+        if console.is_terminal:
+            wide.print(part, crop=False)
+            continue
+        with wide.capture() as captured:
+            wide.print(part, crop=False)
+        wide.file.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))

@@ -147,9 +147,10 @@ def read_settings() -> HeteroflowSettings:
     """The package's settings.
 
     Raises:
-        CommandError: Some setting of the package cannot be read; names it.
+        CommandError: Some setting of the package, or the file of all, cannot be read; names it.
     """
     from pydantic import ValidationError
+    from pydantic_settings.exceptions import SettingsError
 
     from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 
@@ -157,6 +158,8 @@ def read_settings() -> HeteroflowSettings:
         return HeteroflowSettings()
     except ValidationError as error:
         raise CommandError(settings_problem(error), exit_code=EXIT_REFUSED) from error
+    except SettingsError as error:  # a `prefect.toml` that is no TOML, for example
+        raise CommandError(f"{error}.", exit_code=EXIT_REFUSED) from error
 
 
 def nodes_parts(records: Sequence[NodeRecord], *, now: datetime) -> list[RenderableType]:

@@ -12,6 +12,8 @@ import typer
 from prefect_heteroflow.cli.api_errors import CommandError, api_client, api_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import FlowRun
 
@@ -38,7 +40,7 @@ def retries(
     ] = False,
 ) -> None:
     """Show every attempt of a run: where, with what, why it failed, what was decided."""
-    found, attempts = asyncio.run(_load(run))
+    found, attempts, waiting, hint = asyncio.run(_load(run))
     # Imported late, as everything that needs Prefect: `--help` shall be quick.
     from prefect_heteroflow.core.attempts import retries_report
     from prefect_heteroflow.orchestration.transitions import task_id_of
@@ -53,18 +55,64 @@ def retries(
 
     title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
     if not attempts:
-        typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.")
+        typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.{hint}")
         return
-    show(Text(title, style="bold"), *attempt_parts(attempts))
+    told = [] if waiting is None else [Text(it) for it in _waiting_lines(waiting, found, attempts)]
+    show(Text(title, style="bold"), *attempt_parts(attempts), *told)
 
 
-async def _load(run: str) -> tuple[FlowRun, list[Attempt]]:
+async def _load(run: str) -> tuple[FlowRun, list[Attempt], FlowRun | None, str]:
+    """The run, its attempts, the run that waits (see `_waiting_run`), and where others are."""
     from prefect_heteroflow.orchestration.history import read_attempts
+    from prefect_heteroflow.orchestration.task_attempts import read_task_attempts
     from prefect_heteroflow.orchestration.transitions import task_id_of
 
     async with api_client() as client:
         found = await find_run(client, run)
-        return found, await read_attempts(client, task_id_of(found))
+        attempts = await read_attempts(client, task_id_of(found))
+        has_tasks = not attempts and await read_task_attempts(client, found.id)
+        hint = f" `heteroflow attempts {found.id}` shows those of its tasks." if has_tasks else ""
+        return found, attempts, await _waiting_run(client, found, attempts), hint
+
+
+async def _waiting_run(
+    client: PrefectClient, found: FlowRun, attempts: Sequence[Attempt]
+) -> FlowRun | None:
+    """The run in a state whose message says what the last attempt waits for, if there is one."""
+    from prefect.exceptions import ObjectNotFound
+
+    from prefect_heteroflow.core.attempts import AttemptStatus
+    from prefect_heteroflow.orchestration.transitions import task_id_of
+
+    if _waits(found):
+        return found
+    if not attempts or attempts[-1].status is not AttemptStatus.SCHEDULED:
+        return None
+    # An attempt on another pool has a run of its own; until that exists, the front run waits.
+    waiting_id = UUID(attempts[-1].flow_run_id or str(task_id_of(found)))
+    if waiting_id == found.id:
+        return None
+    try:
+        run = await client.read_flow_run(waiting_id)
+    except ObjectNotFound:
+        return None
+    return run if _waits(run) else None
+
+
+def _waits(run: FlowRun) -> bool:
+    return run.state_name in ("AwaitingApproval", "AwaitingRetry")
+
+
+def _waiting_lines(waiting: FlowRun, found: FlowRun, attempts: Sequence[Attempt]) -> Iterator[str]:
+    """What the run waits for, unless a decision above says it, and how a person lets it go on."""
+    from prefect_heteroflow.orchestration.approval import is_held
+
+    message = None if waiting.state is None else waiting.state.message
+    if message and message not in [row.decision for row in attempts]:
+        name = "" if waiting.id == found.id else f"{waiting.name} ({waiting.id}): "
+        yield f"{name}{waiting.state_name}: {message}"
+    if is_held(waiting):
+        yield f"To let it go on: heteroflow breaker approve {waiting.id}"
 
 
 async def find_run(client: PrefectClient, run: str) -> FlowRun:

@@ -22,8 +22,15 @@ START_FIRST: tuple[Rule, ...] = tuple(sorted(TELLING, key=lambda rule: not rule.
 BENIGN: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.role is Role.BENIGN)
 RECOVERED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.role is Role.RECOVERED)
 
-NEEDED: tuple[frozenset[str], ...] = tuple(required_literals(rule.pattern) for rule in TELLING)
-"""For each rule of `TELLING` the literals one of which stands in every match."""
+
+@lru_cache(maxsize=1)
+def needed_literals() -> tuple[frozenset[str], ...]:
+    """For each rule of `TELLING` the literals one of which stands in every match.
+
+    Read from the patterns when they are first asked for: that takes 0.2 s, which no start of a
+    process has to spend before something fails.
+    """
+    return tuple(required_literals(rule.pattern) for rule in TELLING)
 
 
 def _shortest(literals: Iterable[str]) -> tuple[str, ...]:
@@ -35,15 +42,17 @@ def _shortest(literals: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(kept))
 
 
-LITERALS: tuple[str, ...] = _shortest({literal for needed in NEEDED for literal in needed})
-"""What a scanner looks for; every match of every rule contains one of them (ASCII)."""
+@lru_cache(maxsize=1)
+def all_literals() -> tuple[str, ...]:
+    """What a scanner looks for; every match of every rule contains one of them (ASCII)."""
+    return _shortest({literal for needed in needed_literals() for literal in needed})
 
 
 class LiteralFinder(Protocol):
     """Something that finds many literals at once; `prefect_heteroflow.fast_literals` has one."""
 
     def lines_with_hits(self, block: bytes) -> Iterable[tuple[int, int]]:
-        """Start and end of each line of `block` that contains one of `LITERALS`, in order."""
+        """Start and end of each line of `block` that contains one of `all_literals()`, in order."""
 
 
 def shapes_of(lines: Iterable[str]) -> list[bytes]:
@@ -77,14 +86,14 @@ def _trie_pattern(words: Iterable[bytes]) -> bytes:
 
 @lru_cache(maxsize=1)
 def _any_literal() -> re.Pattern[bytes]:
-    shapes = {literal.encode("latin-1").translate(_DIGITS) for literal in LITERALS}
+    shapes = {literal.encode("latin-1").translate(_DIGITS) for literal in all_literals()}
     return re.compile(_trie_pattern(sorted(shapes)))
 
 
 @lru_cache(maxsize=1)
 def _rules_by_literal() -> tuple[tuple[bytes, tuple[int, ...]], ...]:
     numbers: dict[bytes, list[int]] = {}
-    for number, needed in enumerate(NEEDED):
+    for number, needed in enumerate(needed_literals()):
         for literal in needed:
             shape = literal.encode("latin-1").translate(_DIGITS)
             numbers.setdefault(shape, []).append(number)

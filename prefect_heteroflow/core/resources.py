@@ -76,6 +76,8 @@ class Node:
     gpus: tuple[Gpu, ...] = ()
     live: bool = True
     """Its worker was heard of lately; the adapter that reads nodes judges that."""
+    stopped: bool = False
+    """Its worker said goodbye; then it is not live."""
     cordoned: bool = False
     cordon_reason: str | None = None
     last_error: str | None = None

@@ -6,10 +6,11 @@ the report and keeps no retry from starting.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
-import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +19,14 @@ from prefect_heteroflow.core.resources import Gpu
 from prefect_heteroflow.infra.cleanup_hook import run_hook
 from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.nvml import NvmlUnavailable, read_gpus
+from prefect_heteroflow.infra.removal import remove_entry
 
 GPU_WAIT_SECONDS = 50.0
 GPU_TOLERANCE_MB = 512
 HOOK_TIMEOUT_SECONDS = 60.0
+MAX_SEARCHED_DEPTH = 64
+"""Folders within folders. `os.fwalk` recurses and holds each open; a matching folder goes whole,
+however deep it is."""
 _GPU_POLL_SECONDS = 0.5
 # Folders of the system: an attempt never owns one of them as a whole.
 _SHARED_FOLDERS = frozenset(
@@ -57,50 +62,82 @@ def clean_up(
 ) -> CleanupReport:
     """Clean up for a retry and say what was done.
 
-    The processes come first, since they hold files and GPU memory; the GPU memory comes last.
+    The processes come first, since they hold files and GPU memory; the GPU memory comes last. A
+    step that breaks off keeps the others from nothing.
     """
-    problems: list[str] = []
-    ended = end_leftovers(plan.marks) if plan.marks else 0
-    removed, removed_bytes = remove_matching(plan.folders, plan.patterns, problems)
-    hook_text = None
-    if plan.hook is not None:
-        folders = (*filter(None, [plan.hook_folder]), *plan.folders)
-        folder = next((it for it in folders if it.is_dir()), Path("/"))
-        succeeded, text = run_hook(
-            plan.hook,
-            folder=folder,
-            environment=plan.hook_environment,
-            timeout_seconds=plan.hook_timeout_seconds,
+    report, problems, removed = CleanupReport(), list[str](), Removed()
+    with _noted("looking for leftover processes", problems):
+        ended = end_leftovers(plan.marks) if plan.marks else 0
+        report = dataclasses.replace(report, ended_processes=ended)
+    with _noted("removing stale files", problems):
+        remove_matching(plan.folders, plan.patterns, problems, removed)
+    with _noted("the cleanup hook", problems):
+        succeeded, text = _run_hook(plan)
+        report = dataclasses.replace(report, hook=text if succeeded else None)
+        problems += [] if succeeded or text is None else [text]
+    with _noted("waiting for GPU memory", problems):
+        waited, gpu_problem = wait_for_gpu_memory(
+            plan.gpu_free_mb, read=read, timeout_seconds=gpu_wait_seconds
         )
-        hook_text = text if succeeded else None
-        problems += [] if succeeded else [text]
-    waited, gpu_problem = wait_for_gpu_memory(
-        plan.gpu_free_mb, read=read, timeout_seconds=gpu_wait_seconds
-    )
-    problems += [gpu_problem] if gpu_problem else []
-    return CleanupReport(
-        removed=tuple(removed),
-        removed_bytes=removed_bytes,
-        ended_processes=ended,
-        gpu_wait_seconds=waited,
-        hook=hook_text,
+        report = dataclasses.replace(report, gpu_wait_seconds=waited)
+        problems += [gpu_problem] if gpu_problem else []
+    return dataclasses.replace(
+        report,
+        removed=tuple(removed.paths),
+        removed_bytes=removed.bytes,
         problems=tuple(problems),
+    )
+
+
+@contextlib.contextmanager
+def _noted(step: str, problems: list[str]) -> Iterator[None]:
+    """A step whose fault, whatever it is, is added to `problems`."""
+    try:
+        yield
+    except Exception as error:
+        problems.append(f"{step} broke off ({type(error).__name__}: {error})")
+
+
+def _run_hook(plan: CleanupPlan) -> tuple[bool, str | None]:
+    if plan.hook is None:
+        return True, None
+    folders = (*filter(None, [plan.hook_folder]), *plan.folders)
+    folder = next((it for it in folders if it.is_dir()), Path("/"))
+    return run_hook(
+        plan.hook,
+        folder=folder,
+        environment=plan.hook_environment,
+        timeout_seconds=plan.hook_timeout_seconds,
     )
 
 
 # ---- files --------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, kw_only=True)
+class Removed:
+    """What has been removed so far."""
+
+    paths: list[str] = field(default_factory=list)
+    """Relative to the attempt's folders."""
+    bytes: int = 0
+    """Of plain files."""
+
+
 def remove_matching(
-    folders: Iterable[Path], patterns: Sequence[str], problems: list[str]
-) -> tuple[list[str], int]:
-    """Remove what matches within the folders; gives the relative paths and the bytes of files.
+    folders: Iterable[Path], patterns: Sequence[str], problems: list[str], removed: Removed
+) -> None:
+    """Remove what matches within the folders, down to `MAX_SEARCHED_DEPTH`.
 
     Symbolic links are removed as links and never followed, also if somebody swaps a folder for
-    one meanwhile. What cannot be removed is added to `problems`.
+    one meanwhile.
+
+    Args:
+        folders: The attempt's own.
+        patterns: From `core.cleanup.parse_cleanup_patterns`.
+        problems: What cannot be removed is added to them.
+        removed: What goes is added to it, at once.
     """
-    removed: list[str] = []
-    total = 0
     for folder in folders:
         problem = _why_not_own(folder)
         if problem is not None:
@@ -108,21 +145,38 @@ def remove_matching(
             continue
         if not folder.exists():
             continue
-        root = os.fspath(folder)
-        for path, folder_names, names, descriptor in os.fwalk(root, follow_symlinks=False):
-            for name in [*names, *folder_names]:
-                relative = os.path.relpath(os.path.join(path, name), root)
-                if not is_matched(relative, patterns):
-                    continue
-                try:
-                    total += _remove(name, descriptor)
-                except OSError as error:
-                    problems.append(f"{relative} could not be removed ({error.strerror})")
-                    continue
-                removed.append(relative)
-                if name in folder_names:
-                    folder_names.remove(name)
-    return removed, total
+        with _noted("removing stale files", problems):
+            _remove_matching(os.fspath(folder), patterns, problems, removed)
+
+
+def _remove_matching(
+    root: str, patterns: Sequence[str], problems: list[str], removed: Removed
+) -> None:
+    is_too_deep = False
+    for path, folder_names, names, descriptor in os.fwalk(root, follow_symlinks=False):
+        for name in [*names, *folder_names]:
+            relative = os.path.relpath(os.path.join(path, name), root)
+            if not is_matched(relative, patterns):
+                continue
+            removal = remove_entry(name, descriptor)
+            removed.bytes += removal.removed_bytes
+            if removal.problem is not None:
+                problems.append(f"{relative} could not be removed ({removal.problem})")
+                continue
+            removed.paths.append(relative)
+            if name in folder_names:
+                folder_names.remove(name)
+        if folder_names and _depth(path, root) >= MAX_SEARCHED_DEPTH:
+            folder_names.clear()
+            is_too_deep = True
+    if is_too_deep:
+        problems.append(
+            f"what is more than {MAX_SEARCHED_DEPTH} folders deep was not looked through"
+        )
+
+
+def _depth(path: str, root: str) -> int:
+    return path.count("/") - root.count("/")
 
 
 def _why_not_own(folder: Path) -> str | None:
@@ -135,26 +189,6 @@ def _why_not_own(folder: Path) -> str | None:
     if folder.is_symlink():
         return f"{shown}: it is a link to somewhere else"
     return None
-
-
-def _remove(name: str, folder: int) -> int:
-    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISDIR(status.st_mode):
-        os.unlink(name, dir_fd=folder)
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
-    total = 0
-    for _, folder_names, names, inner in os.fwalk(
-        name, topdown=False, follow_symlinks=False, dir_fd=folder
-    ):
-        for each in [*names, *folder_names]:
-            below = os.stat(each, dir_fd=inner, follow_symlinks=False)
-            if stat.S_ISDIR(below.st_mode):
-                os.rmdir(each, dir_fd=inner)
-            else:
-                os.unlink(each, dir_fd=inner)
-                total += below.st_size if stat.S_ISREG(below.st_mode) else 0
-    os.rmdir(name, dir_fd=folder)
-    return total
 
 
 # ---- GPU memory ---------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import tempfile
 from pathlib import Path
 from uuid import NAMESPACE_URL, UUID, uuid5
+
+from prefect_heteroflow.infra.removal import remove
 
 _PREFIX = "heteroflow-"
 _SCRATCH = "scratch-"
@@ -97,7 +98,7 @@ class ScratchFolders:
             self.remove_if_empty(task_id)
         left = [it for it in self._all() if not it.name.startswith(f"{self._prefix}{_SCRATCH}")]
         for path in left:
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
         return len(left)
 
     def _all(self) -> list[Path]:

@@ -241,7 +241,9 @@ def _registry(
         live = not record.stopped and age <= liveness_seconds
         cordon = cordons.get(record.node.name)
         node = apply_cordon(record.node, cordon)
-        records.append(replace(record, node=replace(node, live=live), cordon=cordon))
+        records.append(
+            replace(record, node=replace(node, live=live, stopped=record.stopped), cordon=cordon)
+        )
     declared = {pool.name: pool for pool in parse(POOL_PREFIX, parse_pool_value)}
     pools = [
         replace(

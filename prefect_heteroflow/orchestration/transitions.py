@@ -10,14 +10,14 @@ import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 import anyio
 import httpx
 from prefect import Task
 from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Running, Submitting
+from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Pending, Running, Submitting
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -100,13 +100,41 @@ async def show_job_variables(
 
 async def propose_pending(client: PrefectClient, flow_run_id: UUID) -> bool:
     """Take a scheduled run for this worker; `False` if somebody else has it or it must wait."""
-    proposed: State[Any] = Submitting()
-    result: OrchestrationResult[Any] = await client.set_flow_run_state(flow_run_id, proposed)
-    return (
-        result.status.value == "ACCEPT"
-        and result.state is not None
-        and (result.state.type is StateType.PENDING)
+    # As core does. The first is what refuses all but one of those who want the run; the server
+    # takes `Submitting` also over the `Pending` that another worker has just set.
+    return await _took(client, flow_run_id, Pending()) and await _took(
+        client, flow_run_id, Submitting()
     )
+
+
+async def _took(
+    client: PrefectClient,
+    flow_run_id: UUID,
+    state: State[Any],
+    transition_id: UUID | None = None,
+) -> bool:
+    """Whether the run is in the proposed state by this very request.
+
+    The client sends it again when no answer came. The server tells such a second one apart by its
+    id only, and answers it with the state that the first one has set.
+    """
+    sent = str(transition_id or uuid4())
+    body = {
+        "state": {
+            "type": state.type.value,
+            "name": state.name,
+            "state_details": {"transition_id": sent},
+        },
+    }
+    response = await client.request(
+        "POST", "/flow_runs/{id}/set_state", path_params={"id": flow_run_id}, json=body
+    )
+    response.raise_for_status()
+    result = OrchestrationResult[Any].model_validate(response.json())
+    if result.state is None or result.state.type is not state.type:
+        return False
+    is_ours = str(result.state.state_details.transition_id) == sent
+    return result.status.value == "ACCEPT" or is_ours
 
 
 async def escalate(client: PrefectClient, flow_run_id: UUID, message: str) -> None:

@@ -8,10 +8,10 @@ import inspect
 import os
 import pickle
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from importlib import import_module
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
+from importlib import import_module, invalidate_caches
 from typing import TYPE_CHECKING, Any
 
 from prefect.client.orchestration import get_client
@@ -22,7 +22,16 @@ from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
-from prefect_heteroflow.task_runner.frames import Call, PartsSent, Reply, from_bytes, to_bytes
+from prefect_heteroflow.task_runner.frames import (
+    Call,
+    PartsSent,
+    Reply,
+    from_bytes,
+    receive_frame,
+    send_frame,
+    to_bytes,
+)
+from prefect_heteroflow.task_runner.modules_by_value import marks_by_value
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -41,6 +50,7 @@ def prepare_template() -> None:
     for module in ("prefect.flow_engine", "prefect.task_engine", "prefect.artifacts"):
         import_module(module)
     ensure_logging_setup()
+    marks_by_value()  # looks at all modules, once
     # The client alone takes 60 ms (TLS certificates); it connects when it is first used.
     _shared["client"] = get_client(sync_client=True)
 
@@ -49,7 +59,6 @@ class Channel:
     """The child's end of its connection. Any thread may send; only the main thread receives."""
 
     def __init__(self, descriptor: int) -> None:
-        self._connection = Connection(descriptor)
         self._descriptor = descriptor
         self._identity = _identity_of(descriptor)
         self._lock = threading.RLock()
@@ -62,7 +71,7 @@ class Channel:
     def receive(self) -> Call | None:
         """The next call; `None` when the flow's process has closed the connection."""
         try:
-            data = self._connection.recv_bytes()
+            data = receive_frame(self._descriptor)
         except (EOFError, OSError):
             return None
         self._interrupted = False
@@ -84,7 +93,7 @@ class Channel:
             try:
                 if _identity_of(self._descriptor) != self._identity:
                     raise OSError("the descriptor of the child's channel was closed")
-                self._connection.send_bytes(data)
+                send_frame(self._descriptor, data)
             finally:
                 self._sends_in_main = False
         if in_main and self._interrupted and self._in_body:
@@ -137,8 +146,8 @@ def serve(descriptor: int) -> int:
     EventsWorker.set_client_override(
         ProcessPoolForwardingEventsClient, event_queue=_EventQueue(channel)
     )
-    bodies: PartsSent[Task[..., Any]] = PartsSent()
-    flows: PartsSent[contexts.FlowPart] = PartsSent()
+    bodies: PartsSent[_Part] = PartsSent()
+    flows: PartsSent[_Part] = PartsSent()
     while (call := channel.receive()) is not None:
         reply = _Runner(channel, _shared["client"], bodies, flows).run(call)
         if os.getpid() != pid:
@@ -152,13 +161,35 @@ def serve(descriptor: int) -> int:
     return LEFT
 
 
+class _Part:
+    """Something that was sent once: its bytes, until they could be loaded."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data: bytes | None = data
+        self._value: Any = None
+
+    def loaded(self, load: Callable[[bytes], Any]) -> Any:
+        if self._data is not None:
+            self._value, self._data = load(self._data), None
+        return self._value
+
+
+def _noted(parts: PartsSent[_Part], key: str, sent: bytes | None) -> _Part:
+    part = parts.get(key)
+    if sent is not None:
+        part = _Part(sent)
+        parts.put(key, part)
+    assert part is not None
+    return part
+
+
 class _Runner:
     def __init__(
         self,
         channel: Channel,
         client: SyncPrefectClient,
-        bodies: PartsSent[Task[..., Any]],
-        flows: PartsSent[contexts.FlowPart],
+        bodies: PartsSent[_Part],
+        flows: PartsSent[_Part],
     ) -> None:
         self._channel = channel
         self._client = client
@@ -167,6 +198,9 @@ class _Runner:
 
     def run(self, call: Call) -> Reply:
         """Run the body; how it ended, whatever it does."""
+        if call.path is not None:
+            sys.path[:] = call.path + [path for path in sys.path if path not in call.path]
+            invalidate_caches()
         try:
             task, flow, run = self._load(call)
         except BaseException as error:
@@ -191,22 +225,16 @@ class _Runner:
     def _load(
         self, call: Call
     ) -> tuple[Task[..., Any], contexts.FlowPart | None, contexts.RunPart]:
-        task = self._bodies.get(call.body_key)
-        if call.body is not None:
-            task = load_body(call.body)
-            self._bodies.put(call.body_key, task)
-        flow = None
-        if call.flow_key is not None:
-            flow = self._flows.get(call.flow_key)
-            if call.flow is not None:
-                flow = pickle.loads(call.flow)
-                self._flows.put(call.flow_key, flow)
-        assert task is not None
+        # Both are noted before one is loaded: the flow knows that they are here in any case.
+        body = _noted(self._bodies, call.body_key, call.body)
+        part = None if call.flow_key is None else _noted(self._flows, call.flow_key, call.flow)
+        task: Task[..., Any] = body.loaded(load_body)
+        flow: contexts.FlowPart | None = None if part is None else part.loaded(pickle.loads)
         return task, flow, pickle.loads(call.run)
 
     def _call_body(self, task: Task[..., Any], parameters: dict[str, Any]) -> Any:
         with self._channel.body_runs():
-            return awaited_here(call_with_parameters(task.fn, parameters))
+            return value_of_body(task, parameters)
 
 
 async def _awaited(value: Any) -> Any:
@@ -233,8 +261,15 @@ def set_environment(call: Call) -> None:
             del os.environ[name]
         os.environ.update(call.variables)
     with contextlib.suppress(OSError):
-        if os.getcwd() != call.folder:
+        if _folder() != call.folder:
             os.chdir(call.folder)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # the last body was in a folder that is gone
+        return None
 
 
 def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:
@@ -249,9 +284,14 @@ def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:
         )
 
 
-def awaited_here(value: Any) -> Any:
-    """The value itself, or what it gives when it is awaited."""
-    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+def value_of_body(task: Task[..., Any], parameters: dict[str, Any]) -> Any:
+    """What the body returns, awaited if it has to be; called within its contexts."""
+
+    def call() -> Any:
+        value = call_with_parameters(task.fn, parameters)
+        return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+    return contexts.value_of(call)
 
 
 def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:

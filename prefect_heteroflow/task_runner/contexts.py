@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import pickle
-from collections.abc import Iterator
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -12,13 +14,17 @@ from typing import TYPE_CHECKING, Any, cast
 import cloudpickle
 from prefect.context import AssetContext, FlowRunContext, TagsContext, TaskRunContext, tags
 from prefect.flows import Flow
+from prefect.futures import resolve_futures_to_states
 from prefect.logging.loggers import patch_print
 from prefect.task_runners import ThreadPoolTaskRunner
+
+from prefect_heteroflow.task_runner.modules_by_value import is_users_choice, marks_by_value
 
 if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun, TaskRun
+    from prefect.futures import PrefectConcurrentFuture
     from prefect.results import ResultStore
 
 
@@ -54,13 +60,15 @@ def to_pickle(value: Any) -> bytes:
     """The value as cloudpickle would have it, which also knows lambdas and what `__main__` defines.
 
     Most values need nothing of that, and then pickle alone takes half of the time. A name from
-    `__main__` stands in what it gives, and means something else in another process.
+    `__main__` stands in what it gives, and means something else in another process; one from a
+    module that only this process has means nothing there.
     """
     registry: Any = cloudpickle
-    if not registry.list_registry_pickle_by_value():
+    marks = marks_by_value()
+    if not is_users_choice(registry.list_registry_pickle_by_value()):
         with suppress(Exception):
             data = pickle.dumps(value, protocol=pickle.DEFAULT_PROTOCOL)
-            if b"__main__" not in data:
+            if not any(mark in data for mark in marks):
                 return data
     return cast("bytes", registry.dumps(value))
 
@@ -154,7 +162,7 @@ def entered(
 def _flow_context(stack: ExitStack, flow: FlowPart, client: SyncPrefectClient) -> FlowRunContext:
     if flow.stand_in is None:
         flow.stand_in = Flow(_nothing, name=flow.name, version=flow.version)
-    runner: ThreadPoolTaskRunner[Any] = stack.enter_context(ThreadPoolTaskRunner())
+    runner = stack.enter_context(_InnerTasks())
     return FlowRunContext(
         flow=flow.stand_in,
         flow_run=flow.flow_run,
@@ -166,6 +174,53 @@ def _flow_context(stack: ExitStack, flow: FlowPart, client: SyncPrefectClient) -
         persist_result=flow.persist_result,
         detached=True,
     )
+
+
+class _InnerTasks(ThreadPoolTaskRunner[Any]):
+    """Runs what a body submits, and knows what of that still runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: set[concurrent.futures.Future[Any]] = set()
+        self.was_used = False
+
+    def submit(self, *arguments: Any, **keywords: Any) -> PrefectConcurrentFuture[Any]:
+        self.was_used = True
+        future = super().submit(*arguments, **keywords)
+        self._running.add(future.wrapped_future)
+        future.wrapped_future.add_done_callback(self._running.discard)
+        return future
+
+    def wait(self) -> None:
+        """Until all that was submitted has ended, and what that submitted."""
+        while running := self._running.copy():
+            concurrent.futures.wait(running)
+
+
+def value_of(body: Callable[[], Any]) -> Any:
+    """The value of the body, within its contexts, when the tasks that it submitted have ended.
+
+    As with threads, a body need not wait for them. Its futures mean nothing in another process;
+    in the value they become what they become in the value of a flow: states.
+
+    Args:
+        body: Calls it.
+    """
+    flow = FlowRunContext.get()
+    inner = flow.task_runner if flow is not None else None
+    if not isinstance(inner, _InnerTasks):
+        return body()
+    try:
+        value = body()
+    except (KeyboardInterrupt, CancelledError):
+        raise  # it is to end at once
+    except BaseException:
+        inner.wait()
+        raise
+    if inner.was_used:
+        inner.wait()
+        value = resolve_futures_to_states(value)
+    return value
 
 
 def _nothing() -> None:

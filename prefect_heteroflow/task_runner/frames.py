@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import select
+import struct
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -28,6 +32,8 @@ class Call:
     """The whole environment of the body."""
     folder: str
     """Working folder."""
+    path: list[str] | None
+    """`sys.path` of the flow, if it has changed."""
     tells_start: bool
     """The child says when the body starts: its time limit counts from then, not from imports."""
 
@@ -67,11 +73,83 @@ class PartsSent(Generic[Kept]):
             self._parts.move_to_end(key)
         return part
 
+    def __contains__(self, key: object) -> bool:
+        """Whether the part is there; unlike `get`, this changes nothing."""
+        return key in self._parts
+
     def put(self, key: str, part: Kept) -> None:
-        """Remember a part that is being sent."""
+        """Remember a part that was sent, as the newest."""
         self._parts[key] = part
+        self._parts.move_to_end(key)
         while len(self._parts) > self._limit:
             self._parts.popitem(last=False)
+
+
+class ForeignBytes(Exception):
+    """What came is no message of ours: the body wrote into the descriptor of its child."""
+
+
+_HEADER = struct.Struct("!8sQ")
+_COPIED_BYTES = 1 << 16
+_MAGIC = b"\xf1hetero\n"
+
+
+def send_frame(descriptor: int, data: bytes) -> None:
+    """Write one message.
+
+    Raises:
+        OSError: The other end is gone.
+    """
+    header = _HEADER.pack(_MAGIC, len(data))
+    # A large one is not copied for the sake of one system call.
+    for part in (header + data,) if len(data) < _COPIED_BYTES else (header, data):
+        left = memoryview(part)
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+def receive_frame(descriptor: int, deadline: float | None = None) -> bytearray:
+    """The next message.
+
+    Args:
+        descriptor: Where to read.
+        deadline: The latest time of `time.monotonic()`; `None` waits for ever.
+
+    Raises:
+        ForeignBytes: It is not ours. As soon as that is seen: a length in it means nothing, and
+            its end may never come.
+        TimeoutError: It was not there in time.
+        EOFError: The other end is gone.
+        OSError: The same.
+    """
+    header = bytearray(_HEADER.size)
+    _fill(descriptor, header, deadline, starts_with=_MAGIC)
+    data = bytearray(_HEADER.unpack(header)[1])
+    _fill(descriptor, data, deadline)
+    return data
+
+
+def _fill(
+    descriptor: int, buffer: bytearray, deadline: float | None, starts_with: bytes = b""
+) -> None:
+    size, filled = len(buffer), 0
+    left = memoryview(buffer)
+    while filled < size:
+        if deadline is not None:
+            _wait(descriptor, deadline)
+        count = os.readv(descriptor, [left[filled:]])
+        if not count:
+            raise EOFError
+        filled += count
+        if buffer[: min(filled, len(starts_with))] != starts_with[:filled]:
+            raise ForeignBytes("the body wrote into a file descriptor that it did not open")
+
+
+def _wait(descriptor: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
 
 
 def to_bytes(message: Any) -> bytes:
@@ -79,6 +157,6 @@ def to_bytes(message: Any) -> bytes:
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def from_bytes(data: bytes) -> Any:
+def from_bytes(data: bytes | bytearray) -> Any:
     """The message from the wire."""
     return pickle.loads(data)

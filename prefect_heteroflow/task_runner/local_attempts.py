@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import AssetContext
@@ -29,8 +28,16 @@ from prefect_heteroflow.task_runner.children import (
     LeaseCancelled,
     visible_devices,
 )
-from prefect_heteroflow.task_runner.frames import Call, Reply, from_bytes, to_bytes
-from prefect_heteroflow.task_runner.template import ChildNotStarted
+from prefect_heteroflow.task_runner.frames import (
+    Call,
+    Reply,
+    from_bytes,
+    receive_frame,
+    send_frame,
+    to_bytes,
+)
+from prefect_heteroflow.task_runner.modules_by_value import can_import
+from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -41,14 +48,14 @@ TIMEOUT_GRACE_SECONDS = 5.0
 """Between the interrupt of a body that ran into its time limit and its end by force."""
 GPU_MAX_CALLS = 1
 _CUDA = "CUDA_VISIBLE_DEVICES"
+_FOREIGN = (
+    "the body wrote into the file descriptor through which its child process answers; a body must"
+    " not write to descriptors that it did not open"
+)
 
 
 class BodyNotPortable(Exception):
     """The body of a task cannot be sent to another process; it has to run at home."""
-
-
-class _TimedOut(Exception):
-    """The body ran into its time limit."""
 
 
 class LocalAttempts:
@@ -87,34 +94,40 @@ class LocalAttempts:
         max_calls = call.max_calls
         if max_calls is None and call.resources.gpu_count:
             max_calls = GPU_MAX_CALLS
-        try:
-            lease = self._children.lease(wish, call.resources.memory_mb, max_calls=max_calls)
-            with lease as child:
-                return self._run_in(child, call, body, run)
-        except LeaseCancelled:
-            return self._outcome(kind="cancelled")
-        except (ChildNotStarted, OSError) as error:
-            return self._outcome(
-                kind="died",
-                text=f"no child process could be started: {error}",
-                evidence=Evidence(phase="start", engine_error=str(error)),
-            )
+        with contextlib.ExitStack() as stack:
+            try:
+                lease = self._children.lease(wish, call.resources.memory_mb, max_calls=max_calls)
+                child = stack.enter_context(lease)
+            except LeaseCancelled:
+                return self._outcome(kind="cancelled")
+            except (ChildNotStarted, OSError) as error:
+                return self._outcome(
+                    kind="died",
+                    text=f"no child process could be started: {error}",
+                    evidence=Evidence(phase="start", engine_error=str(error)),
+                )
+            return self._run_in(child, call, body, run)
 
     def _run_in(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> TaskOutcome:
         started = _now()
         child.calls += 1
         message = self._message(child, call, body, run)
+        path = list(sys.path)
+        if path != child.process.known_path:
+            message.path = absolute_path(path)
         reply: Reply | None = None
-        timed_out = False
+        timed_out = foreign = False
         try:
-            child.process.connection.send_bytes(message)
+            send_frame(child.process.connection.fileno(), to_bytes(message))
+            _note_sent(child, message, path)
             reply = _read_reply(child, timeout_seconds=call.timeout_seconds)
-        except _TimedOut:
+        except TimeoutError:
             timed_out = True
             _stop_body(child)
         except (EOFError, OSError):
             pass
-        except Exception:  # what came is no message of ours: the body wrote into the channel
+        except Exception:  # foreign bytes, where a message of ours starts or within one
+            foreign = True
             child.kill()
         except BaseException:  # the thread of the task run was told to stop
             child.kill()
@@ -122,29 +135,25 @@ class LocalAttempts:
         if reply is None:
             child.unusable = True
         ended = self._ended(child, call, reply, started=started, timed_out=timed_out)
+        if foreign and ended.kind == "died":
+            ended = replace(ended, text=_FOREIGN)
         return replace(ended, sent_bytes=len(run))
 
-    def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> bytes:
+    def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> Call:
         body_key = hashlib.blake2b(body, digest_size=16).hexdigest()
-        knows_body = child.bodies.get(body_key) is not None
-        child.bodies.put(body_key, True)
         flow_key, flow = None, None
         if call.flow_context is not None:
             flow_key, flow = self._flow_part(call)
-            if child.flows.get(flow_key):
-                flow = None
-            child.flows.put(flow_key, True)
-        return to_bytes(
-            Call(
-                body_key=body_key,
-                body=None if knows_body else body,
-                flow_key=flow_key,
-                flow=flow,
-                run=run,
-                variables=self._variables(child, call),
-                folder=os.getcwd(),
-                tells_start=call.timeout_seconds is not None,
-            )
+        return Call(
+            body_key=body_key,
+            body=None if body_key in child.bodies else body,
+            flow_key=flow_key,
+            flow=None if flow_key in child.flows else flow,
+            run=run,
+            variables=self._variables(child, call),
+            folder=_working_folder(),
+            path=None,
+            tells_start=call.timeout_seconds is not None,
         )
 
     def _flow_part(self, call: TaskCall) -> tuple[str, bytes]:
@@ -259,6 +268,22 @@ class LocalAttempts:
         return TaskOutcome(pool=self._node.pool, node=self._node.name, ended=_now(), **values)
 
 
+def _note_sent(child: Child, message: Call, path: list[Any]) -> None:
+    """Only what was sent is known to the child; its own notes are in the same order."""
+    child.bodies.put(message.body_key, True)
+    if message.flow_key is not None:
+        child.flows.put(message.flow_key, True)
+    child.process.known_path = path
+
+
+def _working_folder() -> str:
+    """That of this process, also where it is gone: then a way to it that is left."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return f"/proc/{os.getpid()}/cwd"
+
+
 def _read_reply(
     child: Child, *, deadline: float | None = None, timeout_seconds: float | None = None
 ) -> Reply:
@@ -270,14 +295,13 @@ def _read_reply(
         timeout_seconds: How long the body may run; counts when the child says that it starts.
 
     Raises:
-        _TimedOut: It took longer.
+        TimeoutError: It took longer.
+        ForeignBytes: The body wrote into the connection.
         EOFError: The child is gone.
     """
-    connection = child.process.connection
+    descriptor = child.process.connection.fileno()
     while True:
-        if deadline is not None and not connection.poll(max(0.0, deadline - time.monotonic())):
-            raise _TimedOut
-        kind, payload = from_bytes(connection.recv_bytes())
+        kind, payload = from_bytes(receive_frame(descriptor, deadline))
         if kind == "log":
             emit_api_log(payload)
         elif kind == "event":
@@ -294,11 +318,12 @@ def _stop_body(child: Child) -> None:
     """Interrupt a body that ran out of time, and end its process if it goes on."""
     child.unusable = True
     child.process.send_signal(signal.SIGINT)
-    with contextlib.suppress(EOFError, OSError):
-        try:
-            _read_reply(child, deadline=time.monotonic() + TIMEOUT_GRACE_SECONDS)
-        except _TimedOut:
-            child.kill()
+    try:
+        _read_reply(child, deadline=time.monotonic() + TIMEOUT_GRACE_SECONDS)
+    except EOFError:
+        pass
+    except Exception:  # no answer in time, or none that can be read
+        child.kill()
 
 
 def _add_assets(metadata: dict[str, dict[str, Any]]) -> None:
@@ -335,8 +360,6 @@ def _now() -> str:
 
 # --- the body as bytes ---------------------------------------------------------------------------
 
-_importable: dict[str, bool] = {}
-
 
 def pack_body(task: Task[..., Any]) -> bytes:
     """How a child gets the task: by its place in a module where it can import that, else by value.
@@ -359,7 +382,7 @@ def _place_of(task: Task[..., Any]) -> tuple[str, str] | None:
     if not module_name or not qualified_name or "<" in qualified_name:
         return None
     module = sys.modules.get(module_name)
-    if module is None or not _can_import(module_name, getattr(module, "__file__", None)):
+    if module is None or not can_import(module_name, getattr(module, "__file__", None)):
         return None
     found: Any = module
     for name in qualified_name.split("."):
@@ -367,16 +390,3 @@ def _place_of(task: Task[..., Any]) -> tuple[str, str] | None:
     if getattr(found, "fn", None) is not task.fn:
         return None
     return module_name, qualified_name
-
-
-def _can_import(name: str, file: str | None) -> bool:
-    """Whether another process finds the same module under that name."""
-    if name == "__main__" or file is None:
-        return False
-    if name not in _importable:
-        try:
-            spec = find_spec(name)
-        except (ImportError, ValueError, AttributeError):
-            spec = None
-        _importable[name] = spec is not None and spec.origin == file
-    return _importable[name]

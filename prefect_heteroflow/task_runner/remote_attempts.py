@@ -48,6 +48,7 @@ from prefect_heteroflow.task_runner.sealed_storage import (
 )
 from prefect_heteroflow.task_runner.sign_of_life import SignOfLife
 from prefect_heteroflow.task_runner.wait_for_node import WaitForNode
+from prefect_heteroflow.task_runner.waiting_out import wait_out
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -125,7 +126,9 @@ class OtherPools:
                     say=lambda why: logger.warning("Attempt %d: %s.", call.attempt, why),
                 )
                 ended, why = self._wait(run, call.timeout_seconds, waiting)
-            rows = run_coro_as_sync(rows_of(run.id))
+            rows = wait_out(
+                lambda: run_coro_as_sync(rows_of(run.id)), is_over=self._cancelled.is_set
+            )
             outcome = _judge(pool, ended, why, rows, _reply(storage, reply_key, seal, ended))
             return replace(outcome, sent_bytes=len(packed))
         except (StorageNotShared, SealBroken) as error:
@@ -289,7 +292,8 @@ def _judge(
     state = run.state
     assert state is not None
     if why == "timed_out":
-        return _outcome(pool, kind="timed_out", **facts)
+        late = Evidence(phase="run", deadline_exceeded=True)
+        return _outcome(pool, kind="timed_out", evidence=late, **facts)
     if why == "given_up":  # we do wait, but a worker did not hear of us for a while
         text = f"its run '{run.name}' on pool {pool} was ended for want of a sign of life"
         lost = Diagnosis(failure=FailureClass.NODE_LOST, rule="taken-for-gone", reason=text)

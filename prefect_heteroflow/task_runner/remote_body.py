@@ -11,11 +11,10 @@ from typing import Any
 
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.orchestration.task_bodies import FLOW_NAME
 from prefect_heteroflow.task_runner import contexts
-from prefect_heteroflow.task_runner.child import awaited_here, load_body, raised_reply, value_reply
+from prefect_heteroflow.task_runner.child import load_body, raised_reply, value_of_body, value_reply
 from prefect_heteroflow.task_runner.sealed_storage import storage_at
 
 DEPLOYMENT_NAME = "heteroflow-task-body"
@@ -64,7 +63,7 @@ def task_body(call_key: str, reply_key: str, storage: dict[str, str], seal: str)
             get_client(sync_client=True) as client,
             contexts.entered(task, flow_part, run, client, assets),
         ):
-            value = awaited_here(call_with_parameters(task.fn, run.parameters))
+            value = value_of_body(task, run.parameters)
     except BaseException as error:
         sealed.put(reply_key, pickle.dumps(raised_reply(error)), seal)
         raise

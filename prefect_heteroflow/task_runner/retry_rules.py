@@ -119,3 +119,17 @@ def within_retries(
         ending=Ending.CRASHED if decision.counts_as == "infrastructure" else Ending.FAILED,
         reason=f"{diagnosis.reason}; all {task.retries} retries of the task are used",
     )
+
+
+def is_cramped(decision: Decision, resources: Resources, policy: RetryPolicy) -> bool:
+    """Whether another node may give more than what this one alone could: it is worth asking.
+
+    Args:
+        decision: What follows if this node is all there is.
+        resources: Of the attempt that failed for want of more.
+        policy: That of the rules.
+    """
+    if isinstance(decision, Stop):
+        return decision.ending is Ending.PERMANENT_FAILURE
+    wanted_mb = min(2 * resources.memory_mb, policy.oom_memory_limit)
+    return resources.memory_mb < decision.resources.memory_mb < wanted_mb

@@ -31,6 +31,7 @@ from prefect_heteroflow.task_runner.requirements import requirements_of
 from prefect_heteroflow.task_runner.retry_rules import RetryRules, retry_rules
 from prefect_heteroflow.task_runner.task_life import Places, TaskLife
 from prefect_heteroflow.task_runner.template import Template, template_for
+from prefect_heteroflow.task_runner.waiting_out import wait_out
 from prefect_heteroflow.user_rules_file import load_user_rules
 
 if TYPE_CHECKING:
@@ -279,7 +280,10 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
                 lost_contact_timeout=settings.lost_contact_timeout,
             ),
             producers=Producers(),
-            read_cluster=lambda: _read_cluster(settings.node_liveness_seconds),
+            read_cluster=lambda: wait_out(
+                lambda: _read_cluster(settings.node_liveness_seconds),
+                is_over=lambda: self._ends_by_force,
+            ),
             say_once=self._say_once,
         )
 

@@ -21,6 +21,7 @@ from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.policy import UNLIMITED, Decision, Ending, Place, Retry, Stop
+from prefect_heteroflow.core.ranges import MAX_MEMORY_MB
 from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
 from prefect_heteroflow.core.task_attempts import TaskAttempt
@@ -35,7 +36,7 @@ from prefect_heteroflow.task_runner.cached_keys import with_checked_keys
 from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
-from prefect_heteroflow.task_runner.retry_rules import policy_of_next, within_retries
+from prefect_heteroflow.task_runner.retry_rules import is_cramped, policy_of_next, within_retries
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -99,6 +100,9 @@ class TaskLife:
         self._requirements = requirements
         self._places = places
         self._resources = rules.resources
+        if refusal is not None and requirements.memory_mb:
+            asked_mb = min(requirements.memory_mb, MAX_MEMORY_MB)  # for the row alone
+            self._resources = replace(rules.resources, memory_mb=asked_mb)
         self._reserved_mb = requirements.memory_mb or 0
         self._attempts: list[TaskAttempt] = []
         self._rows = AttemptRows()
@@ -298,7 +302,7 @@ class TaskLife:
             return self._decide_within(self._cluster(), outcome, diagnosis)
         decision = self._decide_within(Cluster(nodes=(self._places.node,)), outcome, diagnosis)
         escalates = diagnosis.failure.group is FailureGroup.ESCALATE
-        if isinstance(decision, Stop) and decision.ending is Ending.PERMANENT_FAILURE and escalates:
+        if escalates and is_cramped(decision, self._resources, self._rules.policy):
             decision = self._decide_within(self._cluster(), outcome, diagnosis)
         if (
             isinstance(decision, Retry)

@@ -37,6 +37,8 @@ class ChildProcess:
 
     def __init__(self, template: Template, number: int, ours: socket.socket) -> None:
         self._template = template
+        self.known_path = template.known_path
+        """`sys.path` of this process, as the child knows it."""
         self._number = number
         self._lock = threading.Lock()
         self._open = True
@@ -91,6 +93,8 @@ class Template:
         self.alive = True
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
+        self.known_path: list[Any] = list(sys.path)
+        """`sys.path` of this process when the template started."""
         package = str(Path(prefect_heteroflow.__file__).parents[1])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(theirs.fileno()), package],
@@ -101,9 +105,7 @@ class Template:
             start_new_session=True,
         )
         theirs.close()
-        self._control.send(
-            json.dumps({"sys_path": [path or os.getcwd() for path in sys.path]}).encode()
-        )
+        self._control.send(json.dumps({"sys_path": absolute_path(self.known_path)}).encode())
         threading.Thread(target=self._listen, name="heteroflow-template", daemon=True).start()
 
     @property
@@ -194,6 +196,16 @@ class Template:
         child.pid = message.get("pid")
         child.error = message.get("error")
         child.answered.set()
+
+
+def absolute_path(path: list[Any]) -> list[str]:
+    """The entries of a `sys.path` as they are found from another working folder."""
+    found = []
+    for entry in path:
+        if isinstance(entry, str):  # Python passes over what is none
+            with contextlib.suppress(OSError):  # the working folder is gone
+                found.append(os.path.abspath(entry))
+    return found
 
 
 _templates: dict[tuple[tuple[str, str], ...], Template] = {}

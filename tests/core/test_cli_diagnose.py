@@ -159,6 +159,86 @@ def test_rules_file_is_used(tmp_path: Path) -> None:
     assert json.loads(result.output)["verdict"] == "stop"
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, without settings."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SETTING = "PREFECT_INTEGRATIONS_HETEROFLOW_"
+STOP_ON_OOM = 'stop_on = ["out of memory"]'
+
+
+def verdict(*arguments: str, log: str = OOM) -> object:
+    result = runner.invoke(app, ["diagnose", "--json", *arguments], input=log)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)["verdict"]
+
+
+def write_toml(folder: Path, *lines: str) -> None:
+    (folder / "prefect.toml").write_text("\n".join(["[integrations.heteroflow]", *lines]))
+
+
+def test_rules_of_the_settings_decide_as_in_a_run(folder: Path) -> None:
+    """They stand in `prefect.toml` here."""
+    assert verdict() is None
+    write_toml(folder, STOP_ON_OOM)
+    assert verdict() == "stop"
+
+
+def test_rules_of_the_environment_decide_as_in_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{SETTING}RETRY_ON", "out of memory")
+    assert verdict() == "retry"
+
+
+def test_rules_file_of_the_settings_decides_as_in_a_run(folder: Path) -> None:
+    (folder / "site.yaml").write_text("stop_on: [out of memory]\n")
+    write_toml(folder, 'rules_file = "site.yaml"')
+    assert verdict() == "stop"
+
+
+def test_retry_exceptions_of_the_settings_decide_as_in_a_run(folder: Path) -> None:
+    log = "Traceback (most recent call last):\n  File 'x.py', line 1\nValueError: bad\n"
+    assert verdict(log=log) is None
+    write_toml(folder, "retry_exceptions = true")
+    assert verdict(log=log) == "retry"
+
+
+def test_rules_of_the_option_come_before_those_of_the_settings(folder: Path) -> None:
+    """A file can be tried out wherever one stands."""
+    write_toml(folder, STOP_ON_OOM)
+    (folder / "mine.yaml").write_text("retry_on: [out of memory]\n")
+    assert verdict("--rules", "mine.yaml") == "retry"
+
+
+def test_stream_takes_no_rules_of_the_settings(folder: Path) -> None:
+    """A program gets the same answers everywhere, and at once."""
+    write_toml(folder, STOP_ON_OOM)
+    result = runner.invoke(app, ["diagnose", "--jsonl"], input=json.dumps({"log": OOM}))
+    assert json.loads(result.output)["verdict"] is None
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        (["max_retries = -7"], f"Error: {SETTING}MAX_RETRIES is -7: "),
+        (['stop_on = ["/(/"]'], "Error: The settings cannot be used. stop_on: '/(/' "),
+        (['rules_file = "no.yaml"'], "Error: The settings cannot be used. The rules file no.yaml "),
+        (["stop_on = ["], "Error: Failed to load Prefect settings from prefect.toml: invalid TOML"),
+    ],
+)
+def test_setting_that_cannot_be_used_is_refused_in_one_line(
+    folder: Path, toml: list[str], said: str
+) -> None:
+    write_toml(folder, *toml)
+    result = runner.invoke(app, ["diagnose"], input=OOM)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert result.stderr.startswith(said)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["no-such-file.log"], ["--phase", "end"], ["--rules", "no-such-file.yaml"], ["."]],

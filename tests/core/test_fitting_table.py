@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from prefect_heteroflow.cli.attempt_table import attempt_parts
+from prefect_heteroflow.cli.attempt_table import attempt_parts, task_attempt_parts
 from prefect_heteroflow.cli.fitting_table import show
 from prefect_heteroflow.cli.nodes import nodes_parts
 from prefect_heteroflow.cli.pools import pools_table
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.resources import Gpu, Node, Pool
+from prefect_heteroflow.core.task_attempts import TaskAttempt
 from prefect_heteroflow.orchestration.node_values import Holder, NodeRecord
 from prefect_heteroflow.orchestration.nodes import Registry
 
@@ -56,21 +57,46 @@ def attempts(name: str, pool: str) -> list[RenderableType]:
         gpu_memory_mb=81920,
         exit_code=137,
         failure="SharedMemoryExhausted",
+        reason="The output was long. " * 20,
+        cleanup="It was cleaned up.",
     )
     return attempt_parts([row])
+
+
+def task_attempts(name: str, pool: str) -> list[RenderableType]:
+    row = Attempt(
+        attempt=1,
+        flow_run_id="run",
+        status=AttemptStatus.FAILED,
+        node="node-1",
+        memory_mb=16384,
+        failure="ResourceLimitExceeded",
+        reason="It needs [too] much.",
+        decision="Stopped: no node has so much",
+    )
+    found = TaskAttempt(
+        task_run_id="task", name=name, row=row, error_type="TASK_EXECUTION_EXCEPTION"
+    )
+    return task_attempt_parts([found])
 
 
 def on_terminal(parts: Sequence[RenderableType], *, width: int = 80) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=None)
-    console.print(*parts)
+    for part in parts:
+        console.print(part)
     return file.getvalue()
 
 
 @pytest.mark.parametrize(
     ("parts", "names"),
-    [(nodes, (NODE, POOL)), (pools, (NODE, POOL)), (attempts, (NODE,))],
-    ids=["nodes", "pools", "attempts"],
+    [
+        (nodes, (NODE, POOL)),
+        (pools, (NODE, POOL)),
+        (attempts, (NODE,)),
+        (task_attempts, (NODE, "ResourceLimitExceeded", "TASK_EXECUTION_EXCEPTION:")),
+    ],
+    ids=["nodes", "pools", "attempts", "attempts of tasks"],
 )
 def test_long_names_stay_whole_within_80_columns(parts: Parts, names: tuple[str, ...]) -> None:
     """They can be copied from any terminal."""
@@ -86,6 +112,7 @@ def test_no_name_is_shortened(name: str, pool: str) -> None:
     assert {name, pool} <= set(on_terminal(nodes(name, pool)).split())
     assert {name, pool} <= set(on_terminal(pools(name, pool)).split())
     assert name in on_terminal(attempts(name, pool)).split()
+    assert name in on_terminal(task_attempts(name, pool)).split()
 
 
 def test_columns_that_were_left_out_are_named() -> None:
@@ -97,7 +124,7 @@ def test_columns_that_were_left_out_are_named() -> None:
 
 def test_short_names_leave_out_no_column() -> None:
     """The near miss: the same table with ordinary names."""
-    for parts in (nodes, pools, attempts):
+    for parts in (nodes, pools, attempts, task_attempts):
         assert "No room for" not in on_terminal(parts("node-1", "gpu-8gb"))
 
 
@@ -114,6 +141,25 @@ def test_what_is_no_terminal_gets_each_row_on_one_line(
     assert "No room for" not in output
     row = next(line for line in output.splitlines() if NODE in line)
     assert POOL in row
+
+
+def test_failed_attempt_of_a_task_is_told_with_its_error_type_reason_and_what_followed() -> None:
+    """The table has only the class."""
+    lines = on_terminal(task_attempts("train-0", POOL), width=100).splitlines()
+    assert [line.strip() for line in lines if line.strip().startswith("train-0 1:")] == [
+        "train-0 1: TASK_EXECUTION_EXCEPTION: It needs [too] much.",
+        "train-0 1: Then: no node has so much",
+    ]
+
+
+@pytest.mark.parametrize("parts", [nodes, pools, attempts, task_attempts])
+def test_what_is_no_terminal_gets_no_blanks_at_the_end_of_a_line(
+    parts: Parts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One long reason does not pad every other line."""
+    show(*parts(NODE, POOL))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_name_wider_than_the_terminal_is_shown_whole(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from prefect_heteroflow.core.failures import Evidence, FailureClass
-from prefect_heteroflow.core.literals import NEEDED, TELLING
+from prefect_heteroflow.core.literals import TELLING, needed_literals
 from prefect_heteroflow.core.log_lines import split_lines, strip_prefixes
 from prefect_heteroflow.core.matching import diagnosis_from, find_matches
 from prefect_heteroflow.core.rules import RULES, Role, Rule, rule_by_id
@@ -55,7 +55,10 @@ def test_rule_has_a_class_and_a_plain_sentence(rule: Rule) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "needed"),
-    [pytest.param(rule, needed, id=rule.id) for rule, needed in zip(TELLING, NEEDED, strict=True)],
+    [
+        pytest.param(rule, needed, id=rule.id)
+        for rule, needed in zip(TELLING, needed_literals(), strict=True)
+    ],
 )
 def test_every_match_contains_a_literal_of_the_scanner(rule: Rule, needed: frozenset[str]) -> None:
     """The literals read from the pattern stand in the match; none is so short that it is common."""

@@ -51,6 +51,11 @@ def segfault() -> None:
 
 
 @task
+def sleep_for(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@task
 def allocate(megabytes: int) -> int:
     filled = bytearray(b"\1") * (megabytes * MIB)
     attempt = current_attempt()

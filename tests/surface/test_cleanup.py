@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -17,6 +17,7 @@ from prefect_heteroflow.core.cleanup import DEFAULT_PATTERNS, hook_command
 from prefect_heteroflow.core.resources import Gpu
 from prefect_heteroflow.infra.cleanup import (
     CleanupPlan,
+    Removed,
     clean_up,
     remove_matching,
     wait_for_gpu_memory,
@@ -24,7 +25,6 @@ from prefect_heteroflow.infra.cleanup import (
 from prefect_heteroflow.infra.cleanup_hook import run_hook
 from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.nvml import NvmlUnavailable
-from prefect_heteroflow.infra.scratch import ScratchFolders
 from tests.support import wait_until
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -62,6 +62,15 @@ def write(folder: Path, *names: str) -> None:
         path.write_text("0123456789")
 
 
+def matching_removed(
+    folders: list[Path], patterns: Sequence[str], problems: list[str]
+) -> tuple[list[str], int]:
+    """Paths and bytes of what went."""
+    removed = Removed()
+    remove_matching(folders, patterns, problems, removed)
+    return removed.paths, removed.bytes
+
+
 def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
@@ -72,7 +81,7 @@ def files(folder: Path) -> list[str]:
 def test_stale_locks_go_and_everything_else_stays(tmp_path: Path) -> None:
     write(tmp_path, "a.lock", "op/lock", "op/build.ninja", "model.pt", "nccl-AbC")
     problems: list[str] = []
-    removed, total = remove_matching([tmp_path], DEFAULT_PATTERNS, problems)
+    removed, total = matching_removed([tmp_path], DEFAULT_PATTERNS, problems)
     assert sorted(removed) == ["a.lock", "nccl-AbC", "op/lock"]
     assert (total, problems) == (30, [])
     assert files(tmp_path) == ["model.pt", "op", "op/build.ninja"]
@@ -80,7 +89,7 @@ def test_stale_locks_go_and_everything_else_stays(tmp_path: Path) -> None:
 
 def test_folder_that_matches_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
     write(tmp_path, "work.partial/a/b", "work.partial/c", "work/a")
-    removed, total = remove_matching([tmp_path], ["*.partial"], [])
+    removed, total = matching_removed([tmp_path], ["*.partial"], [])
     assert (removed, total) == (["work.partial"], 20)
     assert files(tmp_path) == ["work", "work/a"]
 
@@ -91,7 +100,7 @@ def test_link_out_of_the_folder_is_removed_and_not_followed(tmp_path: Path) -> N
     write(scratch, "gone.partial/x")
     for link in ("data", "out.lock", "gone.partial/inner"):
         (scratch / link).symlink_to(outside)
-    removed, _ = remove_matching([scratch], ["*.lock", "*.partial"], [])
+    removed, _ = matching_removed([scratch], ["*.lock", "*.partial"], [])
     assert sorted(removed) == ["gone.partial", "out.lock"]
     assert files(outside) == ["a.lock"]
     assert files(scratch) == ["data"]
@@ -100,7 +109,7 @@ def test_link_out_of_the_folder_is_removed_and_not_followed(tmp_path: Path) -> N
 @pytest.mark.parametrize("folder", ["/", "/tmp", "relative", "/tmp/x/../../etc", str(Path.home())])
 def test_folder_that_is_not_the_attempts_own_is_left_alone_and_named(folder: str) -> None:
     problems: list[str] = []
-    assert remove_matching([Path(folder)], ["no-such-name"], problems) == ([], 0)
+    assert matching_removed([Path(folder)], ["no-such-name"], problems) == ([], 0)
     assert len(problems) == 1
     assert f"{folder!r} was left alone" in problems[0]
 
@@ -109,93 +118,15 @@ def test_folder_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path / "real", "a.lock")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     problems: list[str] = []
-    assert remove_matching([tmp_path / "link"], ["*.lock"], problems) == ([], 0)
+    assert matching_removed([tmp_path / "link"], ["*.lock"], problems) == ([], 0)
     assert "it is a link to somewhere else" in problems[0]
     assert files(tmp_path / "real") == ["a.lock"]
 
 
 def test_folder_that_is_gone_is_no_problem(tmp_path: Path) -> None:
     problems: list[str] = []
-    assert remove_matching([tmp_path / "gone"], ["*.lock"], problems) == ([], 0)
+    assert matching_removed([tmp_path / "gone"], ["*.lock"], problems) == ([], 0)
     assert problems == []
-
-
-# ---- scratch folders -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScratchFolders:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return ScratchFolders("node-1", "pool", "http://api")
-
-
-def test_attempts_of_a_task_share_its_folder_and_those_of_another_have_theirs(
-    folders: ScratchFolders,
-) -> None:
-    task, other = uuid4(), uuid4()
-    folder = folders.make_for_task(task)
-    assert folders.make_for_task(str(task)) == folder
-    assert folders.make_for_task(other) != folder
-    assert sorted(folders.tasks()) == sorted([task, other])
-
-
-def test_node_does_not_see_the_folders_of_another_node(folders: ScratchFolders) -> None:
-    other = ScratchFolders("node-2", "pool", "http://api")
-    other.make_for_task(uuid4())
-    other.make("attempt")
-    assert (folders.tasks(), folders.remove_attempts()) == ([], 0)
-
-
-def test_folders_of_attempts_go_at_the_start_of_a_worker_and_those_of_tasks_stay(
-    folders: ScratchFolders,
-) -> None:
-    left, kept, empty = (
-        folders.make("attempt"),
-        folders.make_for_task(uuid4()),
-        folders.make_for_task(uuid4()),
-    )
-    write(kept, "weights.pt")
-    assert folders.remove_attempts() == 1
-    assert (left.exists(), kept.exists(), empty.exists()) == (False, True, False)
-
-
-def test_empty_folder_of_a_task_goes_at_once_and_one_with_files_stays(
-    folders: ScratchFolders,
-) -> None:
-    empty, used = uuid4(), uuid4()
-    folders.make_for_task(empty)
-    write(folders.make_for_task(used), "weights.pt")
-    for task in (empty, used):
-        folders.remove_if_empty(task)
-    assert folders.tasks() == [used]
-
-
-def test_link_in_the_place_of_a_scratch_folder_is_refused(
-    folders: ScratchFolders, tmp_path: Path
-) -> None:
-    """Everybody may write where temporary folders are."""
-    task = uuid4()
-    (tmp_path / "elsewhere").mkdir()
-    folders.of_task(task).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="is no folder of this worker's user"):
-        folders.make_for_task(task)
-
-
-def test_folder_set_aside_leaves_room_for_a_new_one(folders: ScratchFolders) -> None:
-    task = uuid4()
-    write(folders.make_for_task(task), "weights.pt")
-    aside = folders.set_aside(task)
-    assert aside is not None
-    assert files(folders.make_for_task(task)) == []
-    assert files(aside) == ["scratch", "scratch/weights.pt"]
-    assert folders.remove_attempts() == 1
-
-
-def test_task_without_a_folder_has_nothing_to_set_aside(
-    folders: ScratchFolders, tmp_path: Path
-) -> None:
-    assert folders.set_aside(uuid4()) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- processes -----------------------------------------------------------------------------------

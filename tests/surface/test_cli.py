@@ -84,6 +84,7 @@ NEED_AN_API = [
     ["pool", "ls"],
     ["pool", "tag", "p", "--memory-mb", "1"],
     ["pool", "untag", "p"],
+    ["attempts", "some-run"],
     ["retries", "some-run"],
     ["retries", str(UUID(int=1)), "--json"],
     ["submit", "--image", "alpine", "--command", "true", "--pool", "p"],

@@ -20,10 +20,10 @@ from prefect.states import Running
 from typer.testing import CliRunner
 
 from prefect_heteroflow.cli import app
-from prefect_heteroflow.core.breaker import BreakerPolicy, deployment_key
+from prefect_heteroflow.core.breaker import BreakerPolicy, deployment_key, reset
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.orchestration.approval import Hold, await_approval
-from prefect_heteroflow.orchestration.breaker_store import admit_retry
+from prefect_heteroflow.orchestration.breaker_store import admit_retry, change_breaker
 from prefect_heteroflow.orchestration.clock import utc_now
 from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
@@ -92,7 +92,7 @@ def test_breakers_and_held_runs_are_listed_for_people(api: Api, deployment: str,
     run = held_run(api, deployment, key)
     name = api.run(run)["name"]
     lines = [" ".join(line.split()) for line in run_command("ls").stdout.splitlines()]
-    assert f"{key} open 0 0 s ago" in [re.sub(r"\d+ s ago", "0 s ago", line) for line in lines]
+    assert f"{key} open - 0 s ago" in [re.sub(r"\d+ s ago", "0 s ago", line) for line in lines]
     assert f"{key}: More than 2 restarts within 600 s: the breaker opened." in lines
     assert f"{name} {run} 0 s ago" in [re.sub(r"\d+ s ago", "0 s ago", line) for line in lines]
     assert f"{name}: held by {key}" in lines
@@ -114,6 +114,38 @@ def test_breakers_and_held_runs_are_listed_for_scripts(api: Api, deployment: str
     assert (breaker["status"], breaker["trial"]) == ("open", None)
     (held,) = [it for it in report["awaiting_approval"] if it["id"] == run]
     assert (held["keys"], held["message"]) == ([key], "held")
+
+
+def test_restarts_are_counted_only_while_the_breaker_is_closed(key: str) -> None:
+    """An open one has dropped its count, and 0 beside "More than 2 restarts" would be a lie."""
+    closed = deployment_key(str(uuid4()), FailureClass.UNKNOWN_ERROR)
+    with_client(
+        lambda it: admit_retry(it, [closed], holder="a", policy=BreakerPolicy(), now=utc_now())
+    )
+    report = json.loads(run_command("ls", "--json").stdout)
+    restarts = {it["key"]: it["restarts"] for it in report["breakers"]}
+    assert (restarts[closed], restarts[key]) == (1, None)
+
+
+def test_only_breakers_that_are_not_closed_hold_a_run(api: Api, deployment: str, key: str) -> None:
+    """The run must pass all of them, and a closed one is no reason to wait."""
+    closed = deployment_key(str(uuid4()), FailureClass.PROCESS_CRASHED)
+    run = held_run(api, deployment, closed, key)
+    name = api.run(run)["name"]
+    told = [line for line in run_command("ls").stdout.splitlines() if line.startswith(f" {name}:")]
+    assert told == [f" {name}: held by {key}"]
+
+
+def test_held_run_whose_breakers_are_closed_goes_on_by_itself(
+    api: Api, deployment: str, key: str
+) -> None:
+    run = held_run(api, deployment, key)
+    name = api.run(run)["name"]
+    closed = reset("Reset by a person.")
+    with_client(lambda it: change_breaker(it, key, lambda _: (closed, None), now=utc_now()))
+    told = [line for line in run_command("ls").stdout.splitlines() if line.startswith(f" {name}:")]
+    run_command("approve", run)  # as a worker would: the next reset is not to find it
+    assert told == [f" {name}: all its breakers are closed; it goes on by itself shortly"]
 
 
 def test_reset_closes_the_breaker_and_lets_only_its_own_runs_go(

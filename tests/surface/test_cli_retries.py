@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from click.testing import Result
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     temporary_settings,
 )
+from prefect.states import AwaitingRetry
 from typer.testing import CliRunner
 
 from prefect_heteroflow.cli import app
@@ -98,6 +102,71 @@ def test_name_stands_for_the_newest_run_of_that_name(api: PrefectServer) -> None
     newest = new_run(name, killed(1), killed(2))
     report = json.loads(run_command(name, "--json").stdout)
     assert (report["task_id"], len(report["retries"])) == (str(newest), 2)
+
+
+def planned(number: int, flow_run_id: UUID | str = "") -> Attempt:
+    return Attempt(
+        attempt=number, flow_run_id=str(flow_run_id), status=AttemptStatus.SCHEDULED, pool="gpu-8gb"
+    )
+
+
+def set_state(run_id: UUID, state: State[Any]) -> None:
+    async def set_it() -> None:
+        async with get_client() as client:
+            await client.set_flow_run_state(run_id, state, force=True)
+
+    asyncio.run(set_it())
+
+
+def awaiting_approval() -> State[Any]:
+    """As `orchestration.approval` writes it."""
+    return State[Any](
+        type=StateType.PAUSED,
+        name="AwaitingApproval",
+        message="held by a breaker",
+        state_details=StateDetails(pause_reschedule=True),
+    )
+
+
+def lines_of(run_id: UUID) -> list[str]:
+    return [line.rstrip() for line in run_command(str(run_id)).stdout.splitlines()]
+
+
+def test_run_that_waits_for_approval_says_why_and_what_to_type(api: PrefectServer) -> None:
+    """Its attempt is only `scheduled`."""
+    run_id = new_run("held-run", killed(1), planned(2))
+    set_state(run_id, awaiting_approval())
+    assert lines_of(run_id)[-2:] == [
+        "AwaitingApproval: held by a breaker",
+        f"To let it go on: heteroflow breaker approve {run_id}",
+    ]
+
+
+def test_attempt_run_that_waits_for_approval_is_named(api: PrefectServer) -> None:
+    """An attempt on another pool has a run of its own, and that is the one to approve."""
+    other = new_run("held-attempt-run")
+    set_state(other, awaiting_approval())
+    run_id = new_run("escalated-run", killed(1), planned(2, other))
+    assert lines_of(run_id)[-2:] == [
+        f"held-attempt-run ({other}): AwaitingApproval: held by a breaker",
+        f"To let it go on: heteroflow breaker approve {other}",
+    ]
+
+
+def test_run_that_waits_for_its_retry_says_what_for(api: PrefectServer) -> None:
+    run_id = new_run("awaiting-run", killed(1), planned(2))
+    due = datetime.now(timezone.utc) + timedelta(hours=1)
+    set_state(run_id, AwaitingRetry(scheduled_time=due, message="It waits for node-1."))
+    assert lines_of(run_id)[-1] == "AwaitingRetry: It waits for node-1."
+
+
+def test_decision_is_not_told_twice(api: PrefectServer) -> None:
+    """The state of a planned retry has the decision as its message."""
+    decision = killed(1).decision
+    run_id = new_run("planned-run", killed(1), planned(2))
+    due = datetime.now(timezone.utc) + timedelta(hours=1)
+    set_state(run_id, AwaitingRetry(scheduled_time=due, message=decision))
+    assert run_command(str(run_id)).stdout.count(str(decision)) == 1
 
 
 def test_run_without_attempts_says_so(api: PrefectServer) -> None:

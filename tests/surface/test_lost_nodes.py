@@ -93,6 +93,24 @@ def test_runs_of_a_lost_node_go_on_elsewhere_once(
     assert len(api.subflow_runs(run)) == 1
 
 
+def test_runs_of_a_worker_that_was_stopped_go_on_elsewhere_without_the_long_wait(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """It said goodbye, and its processes have ended with it."""
+    notes = tmp_path / "notes"
+    stopped = worker(server, tmp_path, POOL, "lost-stopped", timeout=600)
+    with worker(server, tmp_path, OTHER, "lost-heir", timeout=600):
+        stopped.start()
+        run = submit_sleepy(api, POOL, notes, 5.0)
+        stopped.stop()
+        assert api.wait_end(run).name == "Completed"
+    assert "This worker stops. Attempts that run end with this worker" in stopped.log()
+    first, second = api.rows(run)
+    assert (first["failure"], first["node"]) == ("NodeLost", "lost-stopped")
+    assert "Node lost-stopped has no worker: it was stopped" in first["reason"]
+    assert second["pool"] == OTHER
+
+
 def test_run_kept_on_its_node_waits_until_that_is_back(
     server: PrefectServer, api: Api, others: tuple[Worker, Worker], tmp_path: Path
 ) -> None:

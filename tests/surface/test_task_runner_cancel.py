@@ -61,6 +61,8 @@ def test_running_body_is_interrupted_and_the_waiting_one_never_starts(
 ) -> None:
     """The body sees KeyboardInterrupt; its task is Cancelled and is not retried."""
     with running_flow(server, tmp_path, "wait_forever", grace_seconds=60) as process:
+        # The flow submits the second task a moment after the first body has started.
+        wait_until(lambda: _run(newest_task_runs(api)), what="two tasks that run")
         process.send_signal(number)
         process.wait(40)
         assert (tmp_path / "started-interrupted").exists()
@@ -70,6 +72,10 @@ def test_running_body_is_interrupted_and_the_waiting_one_never_starts(
         lambda: ended if (ended := _ended(newest_task_runs(api))) else None, what="ended tasks"
     )
     assert states == [("CANCELLED", 1), ("CANCELLED", 1)]
+
+
+def _run(runs: list[dict[str, Any]]) -> bool:
+    return [run["state_type"] for run in runs] == ["RUNNING", "RUNNING"]
 
 
 def _ended(runs: list[dict[str, Any]]) -> list[tuple[str, int]] | None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -19,6 +20,7 @@ from prefect_heteroflow import HeteroTaskError, HeteroTaskRunner, WorkerDiedErro
 from prefect_heteroflow.core.resources import Node
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.nodes import publish_node
+from prefect_heteroflow.task_runner import runner
 from tests.support import runner_tasks
 from tests.support.needs import need
 from tests.support.prefect_server import PrefectServer
@@ -138,6 +140,44 @@ def test_body_that_is_killed_elsewhere_is_diagnosed_by_the_worker_there() -> Non
         state.result()
     assert caught.value.diagnosis is not None
     assert caught.value.diagnosis.failure.value == "ProcessCrashed"
+
+
+def test_body_elsewhere_that_runs_out_of_time_is_not_retried(api: Api) -> None:
+    """As at home."""
+    task = requires(memory_mb=4096)(runner_tasks.sleep_for.with_options(timeout_seconds=2))
+    state, flow_run_id = run_one(task, 60)
+    assert state.name == "TimedOut"
+    (task_run,) = task_runs_of(flow_run_id, count=1)
+    (row,) = api.rows(str(task_run.id))
+    assert row["failure"] == "ResourceLimitExceeded"
+
+
+def test_memory_doubles_on_a_larger_node_rather_than_a_last_run_with_less_at_home(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{PREFIX}NODE_MEMORY_MB", "600")
+    state, flow_run_id = run_one(requires(memory_mb=400)(runner_tasks.allocate), 700)
+    assert state.result() == 800
+    (task_run,) = task_runs_of(flow_run_id, count=1)
+    rows = api.rows(str(task_run.id))
+    assert [(row["memory_mb"], row["pool"]) for row in rows] == [(400, "local"), (800, LARGE)]
+
+
+def test_api_that_is_away_when_the_nodes_are_asked_for_is_waited_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter([httpx.ConnectError("away"), httpx.ConnectError("away")])
+    ask = runner._read_cluster
+
+    def away_at_first(liveness_seconds: float) -> Any:
+        for error in answers:
+            raise error
+        return ask(liveness_seconds)
+
+    monkeypatch.setattr(runner, "_read_cluster", away_at_first)
+    state, _ = run_one(requires(memory_mb=4096)(runner_tasks.square), 7)
+    assert state.result() == 49
+    assert next(answers, None) is None
 
 
 def test_saved_block_as_result_storage_is_found_by_the_other_side(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.objects import StateType
-from prefect.states import Completed, Failed, Running
+from prefect.client.schemas.objects import State, StateType
+from prefect.states import Completed, Failed, Pending, Running, Submitting
 
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -155,3 +155,40 @@ async def test_cancel_for_good_ends_a_run_from_any_state(
     state = (await client.read_flow_run(run_id)).state
     assert state is not None
     assert (state.type, state.message) == (StateType.CANCELLED, "Cancelled by a user.")
+
+
+async def test_run_that_another_worker_has_just_taken_is_not_taken_in_place(
+    client: PrefectClient, run_id: UUID
+) -> None:
+    await client.set_flow_run_state(run_id, Pending())
+    assert not await transitions.propose_pending(client, run_id)
+
+
+async def test_run_taken_in_place_is_refused_to_every_other_worker(
+    client: PrefectClient, run_id: UUID
+) -> None:
+    assert await transitions.propose_pending(client, run_id)
+    refused = await client.set_flow_run_state(run_id, Pending())
+    assert refused.status.value == "ABORT"
+
+
+async def test_run_taken_in_place_shows_that_it_is_about_to_start(
+    api: Api, client: PrefectClient, run_id: UUID
+) -> None:
+    assert await transitions.propose_pending(client, run_id)
+    assert [state.name for state in api.states(str(run_id))][-2:] == ["Pending", "Submitting"]
+
+
+@pytest.mark.parametrize("state", [Pending(), Submitting()], ids=["Pending", "Submitting"])
+async def test_run_is_ours_when_only_the_answer_was_lost(
+    client: PrefectClient, run_id: UUID, state: State[None]
+) -> None:
+    """The client sends the same request again."""
+    sent = uuid4()
+    assert await transitions._took(client, run_id, state, sent)
+    assert await transitions._took(client, run_id, state, sent)
+
+
+async def test_cancelled_run_is_not_taken_in_place(client: PrefectClient, run_id: UUID) -> None:
+    await transitions.cancel_for_good(client, run_id, "Cancelled by a user.")
+    assert not await transitions.propose_pending(client, run_id)

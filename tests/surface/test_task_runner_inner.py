@@ -1,0 +1,79 @@
+"""Tasks that the body of a task submits: they run in its child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow, task
+
+from prefect_heteroflow import HeteroTaskRunner
+from tests.support import runner_tasks
+from tests.support.prefect_server import PrefectServer
+from tests.support.runner_bed import flows_run_here
+
+
+@pytest.fixture(autouse=True)
+def home(server: PrefectServer) -> Iterator[None]:
+    """Flows run in this process."""
+    with flows_run_here(server):
+        yield
+
+
+def state_and_value(submit: Callable[[], Any]) -> tuple[str, Any]:
+    """How one task ends."""
+
+    def body() -> tuple[str, Any]:
+        future = submit()
+        future.wait()
+        return future.state.name, future.result(raise_on_failure=False)
+
+    return flow(task_runner=HeteroTaskRunner(max_retries=0))(body)()
+
+
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_task_that_a_body_submits_and_does_not_wait_for_is_run_to_its_end(
+    tmp_path: Path, how: str
+) -> None:
+    """And what that one submits."""
+
+    @task
+    def last() -> None:
+        runner_tasks.time.sleep(0.5)
+        (tmp_path / "last").touch()
+
+    @task
+    def inner() -> None:
+        runner_tasks.time.sleep(0.5)
+        last.submit()
+
+    @task(retries=0)
+    def outer() -> str:
+        inner.submit()
+        if how == "raises":
+            raise ValueError("outer")
+        return "done"
+
+    state_and_value(outer.submit)
+    assert (tmp_path / "last").exists()
+
+
+def test_future_that_a_body_returns_becomes_a_state_as_in_a_flow() -> None:
+    @task
+    def outer() -> Any:
+        return runner_tasks.square.submit(3)
+
+    name, state = state_and_value(outer.submit)
+    assert (name, state.result()) == ("Completed", 9)
+
+
+def test_futures_in_the_value_of_a_body_become_states() -> None:
+    @task
+    async def outer() -> Any:
+        return {"one": runner_tasks.square.submit(3), "more": runner_tasks.square.map([1, 2])}
+
+    name, value = state_and_value(outer.submit)
+    found = (value["one"].result(), [state.result() for state in value["more"]])
+    assert (name, found) == ("Completed", (9, [1, 4]))
