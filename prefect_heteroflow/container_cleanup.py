@@ -11,8 +11,9 @@ import contextlib
 import dataclasses
 import functools
 import shlex
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import docker.errors
@@ -28,7 +29,13 @@ from prefect_heteroflow.docker_job import (
     HeteroflowJobConfiguration,
 )
 from prefect_heteroflow.infra.cleanup import CleanupPlan, clean_up
-from prefect_heteroflow.infra.cleanup_hook import TAIL_BYTES, hook_ended, hook_timed_out
+from prefect_heteroflow.infra.cleanup_hook import (
+    CANCEL_POLL_SECONDS,
+    HOOK_CANCELLED,
+    TAIL_BYTES,
+    hook_ended,
+    hook_timed_out,
+)
 from prefect_heteroflow.infra.container_engine import ContainerEngine, engine_text
 
 if TYPE_CHECKING:
@@ -60,13 +67,18 @@ def clean_up_node(
         create: Creates and starts a container of a configuration, and gives it.
     """
     report = CleanupReport()
-    if request.hook is not None:
+    if request.hook is not None and not request.is_cancelled():
         configuration = hook_configuration(request, node_name)
-        succeeded, text = _run_hook(configuration, request.hook_timeout_seconds, engine, create)
+        with _removed_on_cancel(_labels(configuration), request.is_cancelled, engine):
+            succeeded, text = _run_hook(configuration, request.hook_timeout_seconds, engine, create)
+        if not succeeded and request.is_cancelled():
+            succeeded, text = HOOK_CANCELLED
         report = CleanupReport(
             hook=text if succeeded else None, problems=() if succeeded else (text,)
         )
-    waited = clean_up(CleanupPlan(gpu_free_mb=request.gpu_free_mb))
+    waited = clean_up(
+        CleanupPlan(gpu_free_mb=request.gpu_free_mb, is_cancelled=request.is_cancelled)
+    )
     return dataclasses.replace(
         report,
         gpu_wait_seconds=waited.gpu_wait_seconds,
@@ -98,6 +110,33 @@ def hook_configuration(request: CleanupRequest, node_name: str) -> HeteroflowJob
     )
 
 
+def _labels(configuration: HeteroflowJobConfiguration) -> dict[str, str]:
+    """Those of the hook's container alone."""
+    return {name: configuration.labels[name] for name in (RUN_LABEL, HOOK_LABEL)}
+
+
+@contextlib.contextmanager
+def _removed_on_cancel(
+    labels: Mapping[str, str], is_cancelled: Callable[[], bool], engine: ContainerEngine
+) -> Iterator[None]:
+    """While the block runs, a cancel removes the container: nothing else ends the wait for it."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(CANCEL_POLL_SECONDS):
+            if is_cancelled():
+                with contextlib.suppress(*_ENGINE_ERRORS):
+                    engine.remove_all(labels)
+
+    watcher = threading.Thread(target=look, name="heteroflow-cleanup-cancel", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
 def _run_hook(
     configuration: HeteroflowJobConfiguration,
     timeout_seconds: float,
@@ -117,9 +156,8 @@ def _run_hook(
         return False, f"the cleanup hook could not be run ({engine_text(error)})"
     finally:
         # By its labels: who went away in the middle may have created it.
-        labels = {name: configuration.labels[name] for name in (RUN_LABEL, HOOK_LABEL)}
         with contextlib.suppress(*_ENGINE_ERRORS):
-            engine.remove_all(labels)
+            engine.remove_all(_labels(configuration))
     return ended or (False, "the cleanup hook's container was removed from outside")
 
 

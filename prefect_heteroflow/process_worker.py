@@ -286,6 +286,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 hook_folder=configuration.working_dir,
                 hook_environment=_variables(configuration),
                 hook_timeout_seconds=request.hook_timeout_seconds,
+                is_cancelled=request.is_cancelled,
             )
         )
         return dataclasses.replace(report, problems=(*problems, *report.problems))

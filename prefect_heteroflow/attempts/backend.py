@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,6 +93,8 @@ class CleanupRequest:
     hook_timeout_seconds: float
     gpu_free_mb: Mapping[str, int]
     """GPU uuid -> memory that was free before the earlier attempt began, MiB."""
+    is_cancelled: Callable[[], bool]
+    """Nothing is to be started any more: what takes long breaks off."""
 
 
 class AttemptNotStarted(Exception):

@@ -278,9 +278,12 @@ class AttemptLife:
     async def _start(self) -> AttemptHandle | None:
         """`None` if it could not be started, and that was settled."""
         plan, worker = self._planned(), self._worker
-        cleaned = await worker.retry_cleanup.before(worker, plan, self._history, self._values)
+        cleaned = await worker.retry_cleanup.before(
+            worker, plan, self._history, self._values, lambda: self.cancel_requested
+        )
         self._row = dataclasses.replace(self._row, cleanup=cleaned)
-        if self.cancel_requested and not await self._is_due():
+        if self.cancel_requested:
+            await self._settling().ending().cancelled()
             return None
         try:
             handle = await start_unless_cancelled(worker, plan, self._cancelled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +43,11 @@ class RetryCleanup:
         plan: AttemptPlan,
         history: Sequence[Attempt],
         values: JobValues,
+        is_cancelled: Callable[[], bool],
     ) -> str | None:
         """What was cleaned up for this attempt, as a sentence; `None` if there was nothing to do.
 
-        Nothing that goes wrong here keeps the attempt from starting.
+        Nothing that goes wrong here keeps the attempt from starting; a cancel breaks it off.
         """
         text = None
         if left_something(history, worker.node.name):
@@ -56,6 +57,7 @@ class RetryCleanup:
                 hook=values.cleanup_hook,
                 hook_timeout_seconds=worker.heteroflow_settings.cleanup_hook_timeout,
                 gpu_free_mb=self._waited_for(plan),
+                is_cancelled=is_cancelled,
             )
             report = await _clean_up(worker, request)
             text = mask_secrets(report.text()) or None

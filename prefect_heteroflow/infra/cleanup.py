@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prefect_heteroflow.core.cleanup import DEFAULT_PATTERNS, CleanupReport, is_matched
 from prefect_heteroflow.core.resources import Gpu
-from prefect_heteroflow.infra.cleanup_hook import run_hook
+from prefect_heteroflow.infra.cleanup_hook import never, run_hook
 from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.nvml import NvmlUnavailable, read_gpus
 from prefect_heteroflow.infra.removal import remove_entry
@@ -52,6 +52,8 @@ class CleanupPlan:
     """Where the hook runs; without it, in the first of the folders."""
     hook_environment: Mapping[str, str] = field(default_factory=dict)
     hook_timeout_seconds: float = HOOK_TIMEOUT_SECONDS
+    is_cancelled: Callable[[], bool] = never
+    """Nothing is to be retried any more: what takes long breaks off."""
 
 
 def clean_up(
@@ -77,7 +79,10 @@ def clean_up(
         problems += [] if succeeded or text is None else [text]
     with _noted("waiting for GPU memory", problems):
         waited, gpu_problem = wait_for_gpu_memory(
-            plan.gpu_free_mb, read=read, timeout_seconds=gpu_wait_seconds
+            plan.gpu_free_mb,
+            read=read,
+            timeout_seconds=gpu_wait_seconds,
+            is_cancelled=plan.is_cancelled,
         )
         report = dataclasses.replace(report, gpu_wait_seconds=waited)
         problems += [gpu_problem] if gpu_problem else []
@@ -99,7 +104,7 @@ def _noted(step: str, problems: list[str]) -> Iterator[None]:
 
 
 def _run_hook(plan: CleanupPlan) -> tuple[bool, str | None]:
-    if plan.hook is None:
+    if plan.hook is None or plan.is_cancelled():
         return True, None
     folders = (*filter(None, [plan.hook_folder]), *plan.folders)
     folder = next((it for it in folders if it.is_dir()), Path("/"))
@@ -108,6 +113,7 @@ def _run_hook(plan: CleanupPlan) -> tuple[bool, str | None]:
         folder=folder,
         environment=plan.hook_environment,
         timeout_seconds=plan.hook_timeout_seconds,
+        is_cancelled=plan.is_cancelled,
     )
 
 
@@ -200,6 +206,7 @@ def wait_for_gpu_memory(
     read: Callable[[], tuple[Gpu, ...] | NvmlUnavailable] = read_gpus,
     timeout_seconds: float = GPU_WAIT_SECONDS,
     tolerance_mb: int = GPU_TOLERANCE_MB,
+    is_cancelled: Callable[[], bool] = never,
 ) -> tuple[float | None, str | None]:
     """Wait until the GPUs have as much free memory as they had before the attempt.
 
@@ -210,6 +217,7 @@ def wait_for_gpu_memory(
         read: Reads the GPUs of the machine.
         timeout_seconds: The wait ends after so long, whatever is free.
         tolerance_mb: So much less is enough, MiB.
+        is_cancelled: The wait ends when nothing is to be started any more.
 
     Returns:
         Seconds waited, `None` if there was nothing to wait for; and what is still missing.
@@ -222,7 +230,7 @@ def wait_for_gpu_memory(
             return None, f"GPU memory is not known: {found.reason.rstrip('.')}"
         missing = _missing(free_mb, found, tolerance_mb)
         waited = time.monotonic() - started
-        if not missing:
+        if not missing or is_cancelled():
             return (waited if has_waited else None), None
         if waited >= timeout_seconds:
             return waited, f"GPU memory is still in use ({', '.join(missing)})"

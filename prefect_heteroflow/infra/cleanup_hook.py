@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,12 +18,24 @@ from prefect_heteroflow.infra.leftovers import end_leftovers
 
 MAX_OUTPUT_CHARACTERS = 200
 TAIL_BYTES = 4096
+CANCEL_POLL_SECONDS = 0.2
+HOOK_CANCELLED = False, "the cleanup hook was ended: the run was cancelled"
 HOOK_MARK = "HETEROFLOW_CLEANUP"
 """Variable in the environment of a hook and of all that it starts."""
 
 
+def never() -> bool:
+    """Nobody can cancel it."""
+    return False
+
+
 def run_hook(
-    hook: str, *, folder: Path, environment: Mapping[str, str], timeout_seconds: float
+    hook: str,
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    is_cancelled: Callable[[], bool] = never,
 ) -> tuple[bool, str]:
     """Run a hook to its end, or end it after `timeout_seconds` with all that it started.
 
@@ -31,6 +44,7 @@ def run_hook(
         folder: Its working folder.
         environment: Its whole environment.
         timeout_seconds: How long it may take.
+        is_cancelled: Asked now and then: it is ended as soon as nothing is to be retried any more.
 
     Returns:
         Whether it succeeded, and a few words on how it ended.
@@ -55,15 +69,28 @@ def run_hook(
         except OSError as error:
             return False, f"the cleanup hook could not be started ({error})"
         try:
-            status = process.wait(timeout_seconds)
+            status = _wait(process, timeout_seconds, is_cancelled)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return hook_timed_out(timeout_seconds)
+            return HOOK_CANCELLED if is_cancelled() else hook_timed_out(timeout_seconds)
         finally:
             end_leftovers(mark, grace_seconds=0)
         output.seek(max(0, output.tell() - TAIL_BYTES))
         return hook_ended(status, output.read(TAIL_BYTES))
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_seconds: float, is_cancelled: Callable[[], bool]
+) -> int:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return process.wait(max(0.0, min(CANCEL_POLL_SECONDS, left)))
+        except subprocess.TimeoutExpired:
+            if left <= 0 or is_cancelled():
+                raise
 
 
 def hook_ended(status: int, said: bytes) -> tuple[bool, str]:

@@ -26,6 +26,7 @@ from prefect_heteroflow.infra.cleanup_hook import run_hook
 from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.nvml import NvmlUnavailable
 from tests.support import wait_until
+from tests.support.processes import alive
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
@@ -220,6 +221,39 @@ def test_hook_that_fails_says_how(tmp_path: Path, text: str, said: str) -> None:
     assert not succeeded
     assert said in message
     assert "abcdefghijklmnop1234" not in message
+
+
+def test_hook_of_a_cancelled_run_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    pid_file, started = tmp_path / "pid", time.monotonic()
+    result = run_hook(
+        "sh -c 'setsid sleep 600 & echo $! > pid; sleep 600'",
+        folder=tmp_path,
+        environment=os.environ,
+        timeout_seconds=60,
+        is_cancelled=lambda: pid_file.exists() and bool(pid_file.read_text()),
+    )
+    assert result == (False, "the cleanup hook was ended: the run was cancelled")
+    assert time.monotonic() - started < 20
+    assert not alive(int(pid_file.read_text()))
+
+
+def test_hook_is_not_begun_when_the_run_is_cancelled_and_the_rest_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "a.lock")
+    plan = CleanupPlan(folders=[tmp_path], hook="touch begun", is_cancelled=lambda: True)
+    assert clean_up(plan).text() == "Cleaned up: removed a.lock (10 bytes)."
+    assert not (tmp_path / "begun").exists()
+
+
+def test_gate_does_not_keep_a_cancelled_run_waiting() -> None:
+    started = time.monotonic()
+    waited, problem = wait_for_gpu_memory(
+        {"GPU-1": 24000},
+        read=gpus_with(4000),
+        is_cancelled=lambda: time.monotonic() - started > 0.7,
+    )
+    assert problem is None
+    assert waited is not None
+    assert 0.7 < waited < 10
 
 
 def test_hook_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:

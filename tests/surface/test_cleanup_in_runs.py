@@ -142,6 +142,26 @@ def test_hook_is_bounded_and_told_and_keeps_no_retry_from_starting(
     )
 
 
+def test_cancel_breaks_the_hook_off_and_the_row_says_what_was_done_until_then(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """It has 60 s, as by default."""
+    pool = "cleanup-cancelled"
+    api.create_pool(pool, "heteroflow-process")
+    steps = failing_once(tmp_path, "touch a.lock")
+    with Worker(server, tmp_path, pool=pool, node="cleanup-cancelled", memory_mb=4096):
+        hook = f"sh -c 'touch {tmp_path}/hook; sleep 600'"
+        run = submit(api, steps, pool, cleanup_hook=hook)
+        wait_until((tmp_path / "hook").exists, what="start of the hook", timeout_seconds=60)
+        api.cancel(run)
+        assert api.wait_end(run, timeout_seconds=40).name == "Cancelled"
+    row = api.rows(run)[1]
+    assert (row["status"], row["cleanup"]) == (
+        "cancelled",
+        "Cleaned up: removed a.lock (0 bytes); the cleanup hook was ended: the run was cancelled.",
+    )
+
+
 def test_hook_knows_the_attempt_that_is_to_start(api: Api, worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "tidying.py").write_text(
         "import os\n"
