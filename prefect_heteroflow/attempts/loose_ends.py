@@ -16,6 +16,8 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.states import Crashed
 
+from prefect_heteroflow.core.valid_text import storable
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
@@ -58,5 +60,5 @@ async def close_task_runs(client: PrefectClient, flow_run_id: UUID, message: str
     closed = [run for run in left if run.id not in of_subflows]
     for run in closed:
         # Forced, as the rules leave the states of task runs to whoever runs them.
-        await client.set_task_run_state(run.id, Crashed(message=message), force=True)
+        await client.set_task_run_state(run.id, Crashed(message=storable(message)), force=True)
     return len(closed)
