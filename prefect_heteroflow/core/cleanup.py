@@ -130,8 +130,10 @@ def hook_command(hook: str, *, python: str = "python") -> list[str]:
         python: The interpreter for functions.
 
     Raises:
-        ValueError: It is blank or too long, or a quote is not closed.
+        ValueError: It is blank or too long, has a NUL in it, or a quote is not closed.
     """
+    if "\0" in hook:
+        raise ValueError("cleanup hook has a NUL, which no command can have: leave it out.")
     if len(hook) > MAX_HOOK_CHARACTERS:
         raise ValueError(
             f"cleanup hook has {len(hook)} characters, allowed are {MAX_HOOK_CHARACTERS}: put it"

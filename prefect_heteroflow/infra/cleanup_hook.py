@@ -54,7 +54,7 @@ def run_hook(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # words or variables that no process can have
             return False, f"the cleanup hook could not be started ({error})"
         try:
             status = process.wait(timeout_seconds)
