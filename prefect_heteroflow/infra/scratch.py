@@ -75,7 +75,7 @@ class ScratchFolders:
             return None
 
     def tasks(self) -> list[UUID]:
-        """The tasks that have a scratch folder on this node."""
+        """The tasks that have a scratch folder on this node, or something else in its place."""
         prefix = f"{self._prefix}{_SCRATCH}"
         found = []
         for path in self._all():
@@ -92,18 +92,14 @@ class ScratchFolders:
         Only while no attempt of the node runs: nobody can tell whose a folder is.
 
         Returns:
-            How many folders of attempts there were.
+            How many folders of attempts went.
         """
         for task_id in self.tasks():
             self.remove_if_empty(task_id)
         left = [it for it in self._all() if not it.name.startswith(f"{self._prefix}{_SCRATCH}")]
-        for path in left:
-            remove(path)
-        return len(left)
+        return sum(remove(path).problem is None for path in left)
 
     def _all(self) -> list[Path]:
-        return [
-            path
-            for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*")
-            if path.is_dir() and not path.is_symlink()
-        ]
+        """Whatever has one of our names, also what a job has put in the place of a folder."""
+        there = Path(tempfile.gettempdir()).iterdir()
+        return [path for path in there if path.name.startswith(self._prefix)]

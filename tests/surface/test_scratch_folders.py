@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from prefect_heteroflow.infra.removal import Removal, remove
 from prefect_heteroflow.infra.scratch import ScratchFolders
 
 
@@ -83,3 +84,59 @@ def test_task_without_a_folder_has_nothing_to_set_aside(
 ) -> None:
     assert folders.set_aside(uuid4()) is None
     assert list(tmp_path.iterdir()) == []
+
+
+# A job may put anything in the place of its own folders.
+
+
+def put_in_place(kind: str, place: Path, outside: Path) -> None:
+    if kind == "file":
+        place.write_text("x")
+    else:
+        place.symlink_to(outside if kind == "link" else outside / "nowhere")
+
+
+@pytest.fixture
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that nobody may touch, with a file in it."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "precious").write_text("kept")
+    return folder
+
+
+KINDS = ["file", "link", "broken link"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_in_the_place_of_a_scratch_folder_goes_with_its_task(
+    folders: ScratchFolders, tmp_path: Path, outside: Path, kind: str
+) -> None:
+    task = uuid4()
+    put_in_place(kind, folders.of_task(task), outside)
+    assert folders.tasks() == [task]
+    aside = folders.set_aside(task)
+    assert aside is not None
+    assert remove(aside).problem is None
+    assert list(tmp_path.iterdir()) == []
+    assert (outside / "precious").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_in_the_place_of_an_attempts_folder_goes_at_the_start_of_a_worker(
+    folders: ScratchFolders, tmp_path: Path, outside: Path, kind: str
+) -> None:
+    left = folders.make("work")
+    left.rmdir()
+    put_in_place(kind, left, outside)
+    assert folders.remove_attempts() == 1
+    assert list(tmp_path.iterdir()) == []
+    assert (outside / "precious").exists()
+
+
+def test_folder_that_cannot_be_removed_does_not_count_as_gone(
+    folders: ScratchFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.make("attempt")
+    refused = Removal(problem="Operation not permitted")
+    monkeypatch.setattr("prefect_heteroflow.infra.scratch.remove", lambda path: refused)
+    assert folders.remove_attempts() == 0
