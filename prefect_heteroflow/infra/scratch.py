@@ -42,11 +42,17 @@ class ScratchFolders:
     def make_for_task(self, task_id: UUID | str) -> Path:
         """The scratch folder of a task, which all its attempts on this node share.
 
+        What one of them has put in its place gives way to a new folder.
+
         Raises:
             OSError: It cannot be made, or somebody else has put something in its place: everybody
                 may write where temporary folders are.
         """
         folder = self.of_task(task_id)
+        with contextlib.suppress(FileNotFoundError):
+            found = folder.lstat()
+            if found.st_uid == os.geteuid() and not stat.S_ISDIR(found.st_mode):
+                folder.unlink()
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:

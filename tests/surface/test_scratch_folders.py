@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from uuid import uuid4
 
@@ -58,13 +59,15 @@ def test_empty_folder_of_a_task_goes_at_once_and_one_with_files_stays(
     assert folders.tasks() == [used]
 
 
-def test_link_in_the_place_of_a_scratch_folder_is_refused(
-    folders: ScratchFolders, tmp_path: Path
+def test_link_of_somebody_else_in_the_place_of_a_scratch_folder_is_refused(
+    folders: ScratchFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everybody may write where temporary folders are."""
     task = uuid4()
     (tmp_path / "elsewhere").mkdir()
     folders.of_task(task).symlink_to(tmp_path / "elsewhere")
+    own = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: own + 1)
     with pytest.raises(OSError, match="is no folder of this worker's user"):
         folders.make_for_task(task)
 
@@ -130,6 +133,17 @@ def test_whatever_is_in_the_place_of_an_attempts_folder_goes_at_the_start_of_a_w
     put_in_place(kind, left, outside)
     assert folders.remove_attempts() == 1
     assert list(tmp_path.iterdir()) == []
+    assert (outside / "precious").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_next_attempt_has_a_new_folder_where_the_one_before_put_something_else(
+    folders: ScratchFolders, outside: Path, kind: str
+) -> None:
+    task = uuid4()
+    put_in_place(kind, folders.of_task(task), outside)
+    folder = folders.make_for_task(task)
+    assert (folder.is_dir(), folder.is_symlink()) == (True, False)
     assert (outside / "precious").exists()
 
 
