@@ -17,6 +17,7 @@ from prefect.states import AwaitingRetry
 
 from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.core.resources import Cluster, Node
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.insisting import insist, is_passing
@@ -129,6 +130,7 @@ class PrefectHooks(_Base):
     ) -> None:
         # Core calls it for whatever keeps it from submitting a run. An API that is away for a
         # moment is no crash: nothing has run yet. Pinned by tests/surface/test_core_hooks.py.
+        message = storable(message)
         if message.startswith(_NOT_SUBMITTED) and _PASSING.search(message):
             due = utc_now() + timedelta(seconds=_SUBMIT_AGAIN_SECONDS)
             state: State[None] = AwaitingRetry(

@@ -77,7 +77,8 @@ class HeteroflowSettings(PrefectBaseSettings):
     cleanup_hook: str | None = Field(
         default=None,
         description=(
-            "Command, or package.module.function, that runs before a retry on the same node."
+            "Command, or package.module.function, that runs before a retry on the same node. Empty"
+            " means none."
         ),
     )
     cleanup_hook_timeout: float = Field(

@@ -16,6 +16,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.states import Crashed
 
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.run_pages import (
     in_parts,
     read_all_runs,
@@ -61,5 +62,5 @@ async def close_task_runs(client: PrefectClient, flow_run_id: UUID, message: str
     closed = [run for run in left if run.id not in of_subflows]
     for run in closed:
         # Forced, as the rules leave the states of task runs to whoever runs them.
-        await client.set_task_run_state(run.id, Crashed(message=message), force=True)
+        await client.set_task_run_state(run.id, Crashed(message=storable(message)), force=True)
     return len(closed)

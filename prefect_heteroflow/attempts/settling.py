@@ -30,6 +30,7 @@ from prefect_heteroflow.core.progress import Progress, stuck_reason
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.core.user_rules import combine_user_rules
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.environment import EngineReport
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
@@ -145,7 +146,7 @@ class AttemptSettling:
         elif outcome is Outcome.LEFT_TO_PREFECT:
             await ending.left_to_prefect()
         elif outcome is Outcome.ENDED_BY_ITSELF:
-            await ending.ended_by_itself(self._diagnose(end, report))
+            await ending.ended_by_itself(_storable(self._diagnose(end, report)))
         else:
             return await self._conclude(self._diagnose(end, report))
         return None
@@ -206,6 +207,7 @@ class AttemptSettling:
         if self._decided is not None:
             self.flow_run = await self.worker.client.read_flow_run(self.flow_run.id)
             return await self._act_on_decision()
+        diagnosis = _storable(diagnosis)
         await self._cordon(diagnosis)
         await self._note_progress()
         if not never_started and not self.is_plain_job:
@@ -283,3 +285,10 @@ class AttemptSettling:
             if isinstance(decision, Retry) or diagnosis.failure.group is not FailureGroup.ESCALATE:
                 break
         return decision
+
+
+def _storable(diagnosis: Diagnosis) -> Diagnosis:
+    """What it says goes into rows, states and logs; an exception's text may hold anything."""
+    return dataclasses.replace(
+        diagnosis, reason=storable(diagnosis.reason), line=storable(diagnosis.line or "") or None
+    )

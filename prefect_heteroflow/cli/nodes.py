@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prefect_heteroflow.cli.api_errors import EXIT_REFUSED, CommandError, api_client, api_errors
+from prefect_heteroflow.core.valid_text import on_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,7 @@ def cordon(
     reason: Annotated[str, typer.Option(help="Shown to whoever looks at the node.")] = "by hand",
 ) -> None:
     """Keep a node out of use: nothing is routed to it, and its worker takes no new run."""
+    reason = on_one_line(reason)
     asyncio.run(_cordon(name, reason))
     typer.echo(f"Node {name} is cordoned: {reason}")
 

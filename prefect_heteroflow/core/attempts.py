@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from prefect_heteroflow.core.endings import what_followed
 from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.core.valid_text import storable
 
 COUNTED_APART: frozenset[FailureClass] = frozenset({FailureClass.NODE_LOST, FailureClass.PREEMPTED})
 """Classes that use up `infrastructure_retries`, as attempts that never started do."""
@@ -129,7 +130,9 @@ def to_row(attempt: Attempt) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        return value.value
+    return storable(value) if isinstance(value, str) else value
 
 
 def from_row(row: Mapping[str, object]) -> Attempt:
@@ -194,8 +197,10 @@ def _whole(row: Mapping[str, object], name: str) -> int | None:
 
 def _text(row: Mapping[str, object], name: str) -> str | None:
     value = row.get(name)
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return storable(value)
     raise ValueError(f"{name} {value!r}: allowed is text or nothing")
 
 
@@ -335,7 +340,7 @@ def _what(row: Attempt) -> str:
 
 def _escape(text: str) -> str:
     """`text` as plain words on one line, whatever marks it holds."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return _SPECIAL.sub(r"\\\1", storable(" ".join(text.split())))
 
 
 def current_series(history: Sequence[Attempt]) -> Sequence[Attempt]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from prefect_heteroflow.core.masking import mask_secrets
+from prefect_heteroflow.core.valid_text import on_one_line
 
 DEFAULT_PATTERNS: tuple[str, ...] = (
     "*.lock",
@@ -25,6 +26,7 @@ MAX_PATTERN_CHARACTERS = 200
 MAX_ANY_DEPTH = 2
 """Each `**` more multiplies the work of one comparison."""
 MAX_NAMED = 5
+MAX_SAID_CHARACTERS = 400
 MAX_HOOK_CHARACTERS = 2000
 
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:](?P<name>[A-Za-z_]\w*)")
@@ -47,10 +49,10 @@ class CleanupReport:
     """What could not be done; none of it keeps the retry from starting."""
 
     def text(self) -> str:
-        """One sentence for the history row; empty if there was nothing to do."""
+        """One sentence for the history row, on one line; empty if there was nothing to do."""
         parts = []
         if self.removed:
-            named = ", ".join(self.removed[:MAX_NAMED])
+            named = ", ".join(_cut(path) for path in self.removed[:MAX_NAMED])
             more = len(self.removed) - MAX_NAMED
             rest = f" and {more} more" if more > 0 else ""
             parts.append(f"removed {named}{rest} ({self.removed_bytes} bytes)")
@@ -61,8 +63,14 @@ class CleanupReport:
             parts.append(f"waited {self.gpu_wait_seconds:.0f} s for GPU memory")
         if self.hook is not None:
             parts.append(self.hook)
-        parts += self.problems
-        return f"Cleaned up: {'; '.join(parts)}." if parts else ""
+        parts += [_cut(problem) for problem in self.problems[:MAX_NAMED]]
+        more = len(self.problems) - MAX_NAMED
+        parts += [f"and {more} problems more"] if more > 0 else []
+        return on_one_line(f"Cleaned up: {'; '.join(parts)}.") if parts else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SAID_CHARACTERS else f"{text[:MAX_SAID_CHARACTERS]}..."
 
 
 def parse_cleanup_patterns(values: Sequence[object]) -> tuple[str, ...]:
@@ -122,8 +130,10 @@ def hook_command(hook: str, *, python: str = "python") -> list[str]:
         python: The interpreter for functions.
 
     Raises:
-        ValueError: It is blank or too long, or a quote is not closed.
+        ValueError: It is blank or too long, has a NUL in it, or a quote is not closed.
     """
+    if "\0" in hook:
+        raise ValueError("cleanup hook has a NUL, which no command can have: leave it out.")
     if len(hook) > MAX_HOOK_CHARACTERS:
         raise ValueError(
             f"cleanup hook has {len(hook)} characters, allowed are {MAX_HOOK_CHARACTERS}: put it"

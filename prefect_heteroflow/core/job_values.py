@@ -73,7 +73,7 @@ def parse_job_values(
     Raises:
         JobValueError: At least one value cannot be used.
     """
-    reader = _Reader({**_set(defaults), **_set(values)})
+    reader = _Reader({**_set(defaults), **_without_empty_hook(_set(values))})
     policy = RetryPolicy(
         retry_strategy=reader.strategy(),
         max_retries=reader.whole("max_retries", _POLICY.max_retries),
@@ -161,6 +161,11 @@ def boost_gpu_inference_memory(
 
 def _set(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _without_empty_hook(values: dict[str, object]) -> dict[str, object]:
+    """An empty text, as a form sends it, is no hook of the run's own."""
+    return {k: v for k, v in values.items() if (k, v) != ("cleanup_hook", "")}
 
 
 def _above_limit(reader: _Reader, policy: RetryPolicy, resources: Resources) -> list[str]:
@@ -272,9 +277,9 @@ class _Reader:
             return DEFAULT_PATTERNS
 
     def hook(self) -> str | None:
-        """`cleanup_hook`: a command or a dotted function."""
+        """`cleanup_hook`: a command or a dotted function; an empty text is none."""
         value = self._given.get("cleanup_hook")
-        if value is None:
+        if value is None or value == "":
             return None
         if not isinstance(value, str):
             self._refuse("cleanup_hook", "a command, or package.module.function")

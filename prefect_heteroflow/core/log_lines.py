@@ -38,12 +38,18 @@ _PREFIX = re.compile(
 )
 
 
-def split_lines(text: str) -> list[str]:
-    """Lines of `text`, split at newlines and carriage returns, without NUL and escape codes."""
+def without_codes(text: str) -> str:
+    """`text` without NUL and escape codes."""
     if "\x00" in text:
         text = text.replace("\x00", "")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
+    return text
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines of `text`, split at newlines and carriage returns, without NUL and escape codes."""
+    text = without_codes(text)
     if "\r" in text:
         text = text.replace("\r", "\n")
     lines = text.split("\n")

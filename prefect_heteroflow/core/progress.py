@@ -7,6 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prefect_heteroflow.core.log_lines import without_codes
+from prefect_heteroflow.core.valid_text import on_one_line
+
 MOST_BEFORE_THE_END = 98.0
 """Percent: only a run that has ended shows more."""
 MAX_POINT_CHARACTERS = 80
@@ -31,13 +34,14 @@ class Progress:
 def parse_progress(text: str) -> Progress | None:
     """What the last line that is not empty says; `None` if there is none.
 
-    Any text is a point. `42 %`, `42.5%`, `1200/5000` and `1200 of 5000` anywhere in it, and a
+    Any text is a point; escape codes do not count, nor do NULs, as a file has them that was cut
+    while it was written. `42 %`, `42.5%`, `1200/5000` and `1200 of 5000` anywhere in it, and a
     number from 0 to 1 with a decimal point, give the percentage too.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in without_codes(text).splitlines() if line.strip()]
     if not lines:
         return None
-    point = " ".join(lines[-1].split())[:MAX_POINT_CHARACTERS]
+    point = on_one_line(" ".join(lines[-1].split()))[:MAX_POINT_CHARACTERS]
     return Progress(point=point, percent=_percent(point))
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from prefect_heteroflow.core.cleanup import hook_command
+from prefect_heteroflow.core.log_lines import without_codes
 from prefect_heteroflow.core.masking import mask_secrets
+from prefect_heteroflow.core.valid_text import on_one_line
 from prefect_heteroflow.infra.leftovers import end_leftovers
 
 MAX_OUTPUT_CHARACTERS = 200
@@ -66,7 +68,7 @@ def run_hook(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # words or variables that no process can have
             return False, f"the cleanup hook could not be started ({error})"
         try:
             status = _wait(process, timeout_seconds, is_cancelled)
@@ -102,8 +104,9 @@ def hook_ended(status: int, said: bytes) -> tuple[bool, str]:
     """
     if status == 0:
         return True, "the cleanup hook succeeded"
-    lines = said.decode("utf-8", "replace").strip().splitlines()
-    last = f": {mask_secrets(lines[-1])[:MAX_OUTPUT_CHARACTERS]}" if lines else ""
+    text = without_codes(said.decode("utf-8", "replace"))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = f": {on_one_line(mask_secrets(lines[-1]))[:MAX_OUTPUT_CHARACTERS]}" if lines else ""
     return False, f"the cleanup hook ended with status {status}{last}"
 
 

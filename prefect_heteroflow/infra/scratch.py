@@ -42,11 +42,17 @@ class ScratchFolders:
     def make_for_task(self, task_id: UUID | str) -> Path:
         """The scratch folder of a task, which all its attempts on this node share.
 
+        What one of them has put in its place gives way to a new folder.
+
         Raises:
             OSError: It cannot be made, or somebody else has put something in its place: everybody
                 may write where temporary folders are.
         """
         folder = self.of_task(task_id)
+        with contextlib.suppress(FileNotFoundError):
+            found = folder.lstat()
+            if found.st_uid == os.geteuid() and not stat.S_ISDIR(found.st_mode):
+                folder.unlink()
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -75,7 +81,7 @@ class ScratchFolders:
             return None
 
     def tasks(self) -> list[UUID]:
-        """The tasks that have a scratch folder on this node."""
+        """The tasks that have a scratch folder on this node, or something else in its place."""
         prefix = f"{self._prefix}{_SCRATCH}"
         found = []
         for path in self._all():
@@ -92,18 +98,14 @@ class ScratchFolders:
         Only while no attempt of the node runs: nobody can tell whose a folder is.
 
         Returns:
-            How many folders of attempts there were.
+            How many folders of attempts went.
         """
         for task_id in self.tasks():
             self.remove_if_empty(task_id)
         left = [it for it in self._all() if not it.name.startswith(f"{self._prefix}{_SCRATCH}")]
-        for path in left:
-            remove(path)
-        return len(left)
+        return sum(remove(path).problem is None for path in left)
 
     def _all(self) -> list[Path]:
-        return [
-            path
-            for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*")
-            if path.is_dir() and not path.is_symlink()
-        ]
+        """Whatever has one of our names, also what a job has put in the place of a folder."""
+        there = Path(tempfile.gettempdir()).iterdir()
+        return [path for path in there if path.name.startswith(self._prefix)]

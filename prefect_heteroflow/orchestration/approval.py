@@ -27,6 +27,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateTy
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import AwaitingRetry, Cancelled
 
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.run_pages import read_all_runs
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ async def await_approval(
     if current is not None and current.is_final():
         return False  # the rules would let a run that has ended be scheduled again
     await write_hold(client, flow_run, hold)
+    message = storable(message)
     out_of_reach: State[Any] = AwaitingRetry(scheduled_time=now + _OUT_OF_REACH, message=message)
     if not await _accepted(client, flow_run, out_of_reach):
         return False

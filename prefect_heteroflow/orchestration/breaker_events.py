@@ -7,6 +7,7 @@ from types import MappingProxyType
 from prefect.events import emit_event
 
 from prefect_heteroflow.core.breaker import Breaker, BreakerStatus
+from prefect_heteroflow.core.valid_text import storable
 
 BREAKER_EVENTS: MappingProxyType[BreakerStatus, str] = MappingProxyType(
     {
@@ -42,5 +43,5 @@ def emit_breaker_event(key: str, before: Breaker, after: Breaker) -> None:
             "prefect-heteroflow.status": after.status.value,
         },
         related=related,
-        payload={"key": key, "before": before.status.value, "reason": after.reason},
+        payload={"key": key, "before": before.status.value, "reason": storable(after.reason)},
     )

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from prefect_heteroflow.core.breaker import Breaker, BreakerStatus, Restart, Trial
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.node_values import VARIABLE_PREFIX, variable_slug
 
 BREAKER_PREFIX = f"{VARIABLE_PREFIX}breaker_"
@@ -55,7 +56,7 @@ def breaker_to_value(record: BreakerRecord) -> dict[str, Any]:
         "status": breaker.status.value,
         "restarts": [[it.holder, it.at] for it in breaker.restarts],
         "opened_at": breaker.opened_at,
-        "reason": breaker.reason[:MAX_REASON_CHARACTERS],
+        "reason": storable(breaker.reason)[:MAX_REASON_CHARACTERS],
         "trial": None if trial is None else {"holder": trial.holder, "since": trial.since},
         "updated": record.updated.astimezone(timezone.utc).isoformat(),
     }

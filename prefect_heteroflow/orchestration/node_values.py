@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from prefect_heteroflow.core.resources import Gpu, Node, Pool
+from prefect_heteroflow.core.valid_text import on_one_line, storable
 
 VARIABLE_PREFIX = "heteroflow_"
 NODE_PREFIX = f"{VARIABLE_PREFIX}node_"
@@ -113,7 +114,7 @@ def node_to_value(
         "pool": node.pool,
         "memory_mb": node.memory_mb,
         "gpus": [_gpu_to_value(gpu) for gpu in node.gpus],
-        "last_error": (node.last_error or "")[:MAX_ERROR_CHARACTERS] or None,
+        "last_error": storable(node.last_error or "")[:MAX_ERROR_CHARACTERS] or None,
         "docker": node.docker,
         "worker": {
             "instance_id": holder.instance_id,
@@ -191,12 +192,14 @@ def _parse_gpu(value: object) -> Gpu:
 
 
 def cordon_to_value(cordon: Cordon, *, at: datetime) -> dict[str, Any]:
-    """JSON value of a cordon; reasons are cut so that it fits."""
+    """JSON value of a cordon; reasons are cut so that it fits, and put on one line."""
     return {
         "name": cordon.name,
         "cordoned": cordon.reason is not None,
-        "reason": None if cordon.reason is None else cordon.reason[:MAX_ERROR_CHARACTERS],
-        "gpus": {uuid: reason[:60] for uuid, reason in list(cordon.gpus.items())[:32]},
+        "reason": None
+        if cordon.reason is None
+        else on_one_line(cordon.reason)[:MAX_ERROR_CHARACTERS],
+        "gpus": {uuid: on_one_line(why)[:60] for uuid, why in list(cordon.gpus.items())[:32]},
         "at": at.astimezone(timezone.utc).isoformat(),
     }
 

@@ -21,6 +21,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.leases import LEASE_PREFIX
 from prefect_heteroflow.orchestration.run_pages import read_all_runs
@@ -120,4 +121,4 @@ async def end(client: PrefectClient, run: FlowRun, why: str) -> None:
     Raises:
         httpx.HTTPError: The API failed.
     """
-    await client.set_flow_run_state(run.id, Cancelling(message=why))
+    await client.set_flow_run_state(run.id, Cancelling(message=storable(why)))

@@ -19,6 +19,8 @@ from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Pending, Running, Submitting
 
+from prefect_heteroflow.core.valid_text import storable
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
@@ -78,7 +80,7 @@ async def await_retry(
         "state": {
             "type": StateType.SCHEDULED.value,
             "name": "AwaitingRetry",
-            "message": message,
+            "message": storable(message),
             "data": {_STATE_DATA_KEY: job_variables},
             "state_details": {"scheduled_time": due.isoformat()},
         },
@@ -139,7 +141,7 @@ async def _took(
 
 async def escalate(client: PrefectClient, flow_run_id: UUID, message: str) -> None:
     """Park the front run as `Escalated`: not final, and it holds no concurrency slot."""
-    state = State[Any](type=StateType.PAUSED, name=ESCALATED, message=message)
+    state = State[Any](type=StateType.PAUSED, name=ESCALATED, message=storable(message))
     await client.set_flow_run_state(flow_run_id, state, force=True)
 
 
@@ -168,7 +170,7 @@ async def create_attempt_run(
         # What the user's own retries have left: run_count - 1 of them are used.
         left = max(0, policy.retries - max(0, front.run_count - 1))
         policy = policy.model_copy(update={"retries": left})
-    state: State[None] = AwaitingRetry(scheduled_time=due, message=message)
+    state: State[None] = AwaitingRetry(scheduled_time=due, message=storable(message))
     body = {
         "flow_id": str(front.flow_id),
         "deployment_id": None if front.deployment_id is None else str(front.deployment_id),
@@ -240,7 +242,7 @@ async def _set_once(
         "state": {
             "type": state.type.value,
             "name": state.name,
-            "message": state.message,
+            "message": storable(state.message) if state.message else state.message,
             "data": data,
             "state_details": {"transition_id": str(uuid5(flow_run_id, once))},
         },
@@ -254,6 +256,8 @@ async def _set_once(
 async def _accepted(
     client: PrefectClient, flow_run_id: UUID, state: State[Any], *, force: bool = False
 ) -> bool:
+    if state.message:
+        state = state.model_copy(update={"message": storable(state.message)})
     result = await client.set_flow_run_state(flow_run_id, state, force=force)
     return result.status.value == "ACCEPT"
 

@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling
 
 from prefect_heteroflow.core.attempts import Attempt
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
 from prefect_heteroflow.orchestration.task_bodies import (
@@ -140,7 +141,7 @@ async def cancel_run(flow_run_id: UUID, message: str) -> None:
         httpx.HTTPError: The API failed.
     """
     async with get_client() as client:
-        await client.set_flow_run_state(flow_run_id, Cancelling(message=message))
+        await client.set_flow_run_state(flow_run_id, Cancelling(message=storable(message)))
 
 
 async def was_given_up(run: FlowRun) -> bool:

@@ -24,12 +24,14 @@ from prefect_heteroflow.core.attempts import (
 )
 from prefect_heteroflow.core.failures import FailureClass
 
-text = st.none() | st.text(max_size=20)
+# What no database takes does not come through, on purpose: see test_valid_text.py.
+storable = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+text = st.none() | st.text(storable, max_size=20)
 size = st.none() | st.integers(0, 2**40)
 attempts = st.builds(
     Attempt,
     attempt=st.integers(1, 1000),
-    flow_run_id=st.text(min_size=1),
+    flow_run_id=st.text(storable, min_size=1),
     status=st.sampled_from(AttemptStatus),
     **dict.fromkeys(
         ("pool", "node", "failure", "rule", "reason", "decision", "log", "cleanup"), text

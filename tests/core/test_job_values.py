@@ -16,6 +16,7 @@ from prefect_heteroflow.core.job_values import (
     JobValueError,
     JobValues,
     boost_gpu_inference_memory,
+    default_problem,
     parse_job_values,
 )
 from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy
@@ -331,6 +332,8 @@ CLEANUP_REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("hook", {"cleanup_hook": ["rm"]}, "allowed is a command, or package.module.function"),
     ("open quote", {"cleanup_hook": "sh -c 'x"}, "Close the quote"),
     ("long hook", {"cleanup_hook": "x" * 2001}, "2001 characters, allowed are 2000"),
+    ("hook with NUL", {"cleanup_hook": "rm \0x"}, "a NUL, which no command can have"),
+    ("blank hook", {"cleanup_hook": " "}, "give a command or package.module.function"),
 ]
 
 
@@ -341,6 +344,29 @@ def test_cleanup_that_cannot_be_done_is_refused_as_invalid(
     error = refused(values)
     assert said in str(error)
     assert error.failure is FailureClass.INVALID_CONFIG
+
+
+HOOKS: list[tuple[str, object, object, str | None]] = [
+    ("unset", None, "worker.tidy", "worker.tidy"),
+    ("empty", "", "worker.tidy", "worker.tidy"),
+    ("one of its own", "run.tidy", "worker.tidy", "run.tidy"),
+    ("empty in both", "", "", None),
+    ("empty at the worker", None, "", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_worker", "expected"), [p[1:] for p in HOOKS], ids=[p[0] for p in HOOKS]
+)
+def test_empty_hook_of_a_run_means_that_of_the_worker(
+    of_run: object, of_worker: object, expected: str | None
+) -> None:
+    values = parse_job_values({"cleanup_hook": of_run}, {"cleanup_hook": of_worker})
+    assert values.cleanup_hook == expected
+
+
+def test_empty_hook_of_a_worker_is_allowed() -> None:
+    assert default_problem("cleanup_hook", "") is None
 
 
 def test_hook_with_an_open_quote_does_not_show_a_secret_in_it() -> None:

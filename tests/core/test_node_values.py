@@ -292,3 +292,9 @@ def test_several_lines_of_ours_become_one() -> None:
     """Whatever went wrong before: a copy of a description, two workers at once."""
     line = pool_line(Pool(name="p", memory_mb=1), [])
     assert with_tag_line(f"{line}\nmine\n{line}", line) == f"{line}\nmine"
+
+
+def test_reason_of_a_cordon_is_one_line_of_valid_text() -> None:
+    cordon = Cordon(name="n", reason="fan\n\x1b[2J\udcff", gpus={"GPU-1": "a\x00"})
+    value = cordon_to_value(cordon, at=NOW)
+    assert (value["reason"], value["gpus"]) == (r"fan\n\x1b[2J\xff", {"GPU-1": r"a\x00"})

@@ -355,3 +355,9 @@ def test_step_that_fails_keeps_the_others_from_nothing(
     )
     assert report.removed == ("a.lock",)
     assert [it.partition(" ")[0] for it in report.problems] == ["'/tmp'", "the"]
+
+
+def test_hook_with_variables_that_no_process_can_have_is_a_problem(tmp_path: Path) -> None:
+    succeeded, text = hook("true", tmp_path, WORD="a\0b")
+    assert not succeeded
+    assert "could not be started" in text

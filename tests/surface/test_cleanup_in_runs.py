@@ -72,6 +72,17 @@ def test_stale_lock_is_gone_in_the_next_attempt_and_its_row_says_so(
     ]
 
 
+def test_file_whose_name_is_no_utf8_keeps_no_run_from_its_end(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    run = submit(api, failing_once(tmp_path, "touch \"$(printf '\\377')a.lock\""))
+    assert api.wait_end(run).name == "Completed"
+    assert [row["cleanup"] for row in api.rows(run)] == [
+        None,
+        r"Cleaned up: removed \xffa.lock (0 bytes).",
+    ]
+
+
 def test_patterns_of_the_run_take_the_place_of_the_defaults(
     api: Api, worker: Worker, tmp_path: Path
 ) -> None:

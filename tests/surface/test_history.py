@@ -276,3 +276,13 @@ def test_get_attempts_of_a_text_that_is_no_id_says_so() -> None:
     """A name is not an id; nothing is asked for."""
     with pytest.raises(ValueError, match="'my-run' is not the id of a flow run"):
         get_attempts("my-run")
+
+
+async def test_whatever_a_row_holds_both_artifacts_can_be_stored(server: PrefectServer) -> None:
+    async with connected(server) as client:
+        run_id = await new_run(client)
+        row = replace(failed(attempt(1)), reason="a\x00b\udcff", cleanup="\udcff.lock")
+        await write_attempts(client, run_id, [row], summary=True)
+        (stored,) = await read_attempts(client, run_id)
+        assert (stored.reason, stored.cleanup) == (r"a\x00b\xff", r"\xff.lock")
+        assert len(await artifacts_of(client, run_id)) == 2

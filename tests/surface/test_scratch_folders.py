@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from prefect_heteroflow.infra.removal import Removal, remove
 from prefect_heteroflow.infra.scratch import ScratchFolders
 
 
@@ -57,13 +59,15 @@ def test_empty_folder_of_a_task_goes_at_once_and_one_with_files_stays(
     assert folders.tasks() == [used]
 
 
-def test_link_in_the_place_of_a_scratch_folder_is_refused(
-    folders: ScratchFolders, tmp_path: Path
+def test_link_of_somebody_else_in_the_place_of_a_scratch_folder_is_refused(
+    folders: ScratchFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everybody may write where temporary folders are."""
     task = uuid4()
     (tmp_path / "elsewhere").mkdir()
     folders.of_task(task).symlink_to(tmp_path / "elsewhere")
+    own = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: own + 1)
     with pytest.raises(OSError, match="is no folder of this worker's user"):
         folders.make_for_task(task)
 
@@ -83,3 +87,70 @@ def test_task_without_a_folder_has_nothing_to_set_aside(
 ) -> None:
     assert folders.set_aside(uuid4()) is None
     assert list(tmp_path.iterdir()) == []
+
+
+# A job may put anything in the place of its own folders.
+
+
+def put_in_place(kind: str, place: Path, outside: Path) -> None:
+    if kind == "file":
+        place.write_text("x")
+    else:
+        place.symlink_to(outside if kind == "link" else outside / "nowhere")
+
+
+@pytest.fixture
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that nobody may touch, with a file in it."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "precious").write_text("kept")
+    return folder
+
+
+KINDS = ["file", "link", "broken link"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_in_the_place_of_a_scratch_folder_goes_with_its_task(
+    folders: ScratchFolders, tmp_path: Path, outside: Path, kind: str
+) -> None:
+    task = uuid4()
+    put_in_place(kind, folders.of_task(task), outside)
+    assert folders.tasks() == [task]
+    aside = folders.set_aside(task)
+    assert aside is not None
+    assert remove(aside).problem is None
+    assert list(tmp_path.iterdir()) == []
+    assert (outside / "precious").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_in_the_place_of_an_attempts_folder_goes_at_the_start_of_a_worker(
+    folders: ScratchFolders, tmp_path: Path, outside: Path, kind: str
+) -> None:
+    left = folders.make("work")
+    left.rmdir()
+    put_in_place(kind, left, outside)
+    assert folders.remove_attempts() == 1
+    assert list(tmp_path.iterdir()) == []
+    assert (outside / "precious").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_next_attempt_has_a_new_folder_where_the_one_before_put_something_else(
+    folders: ScratchFolders, outside: Path, kind: str
+) -> None:
+    task = uuid4()
+    put_in_place(kind, folders.of_task(task), outside)
+    folder = folders.make_for_task(task)
+    assert (folder.is_dir(), folder.is_symlink()) == (True, False)
+    assert (outside / "precious").exists()
+
+
+def test_folder_that_cannot_be_removed_does_not_count_as_gone(
+    folders: ScratchFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.make("attempt")
+    refused = Removal(problem="Operation not permitted")
+    monkeypatch.setattr("prefect_heteroflow.infra.scratch.remove", lambda path: refused)
+    assert folders.remove_attempts() == 0

@@ -192,3 +192,29 @@ async def test_run_is_ours_when_only_the_answer_was_lost(
 async def test_cancelled_run_is_not_taken_in_place(client: PrefectClient, run_id: UUID) -> None:
     await transitions.cancel_for_good(client, run_id, "Cancelled by a user.")
     assert not await transitions.propose_pending(client, run_id)
+
+
+async def test_no_message_of_a_state_holds_what_a_database_refuses(
+    client: PrefectClient, run_id: UUID
+) -> None:
+    """PostgreSQL answers a NUL with 503, which is taken for an outage; nothing encodes U+DCFF."""
+    bad, messages = "a\x00b\udcff", []
+
+    async def note() -> None:
+        state = (await client.read_flow_run(run_id)).state
+        messages.append(state and state.message)
+
+    await transitions.finish(client, run_id, Running(message=bad))
+    await note()
+    run = await client.read_flow_run(run_id)
+    await transitions.await_retry(client, run, due=utc_now(), message=bad, job_variables={})
+    await note()
+    await transitions.escalate(client, run_id, bad)
+    await note()
+    attempt = await transitions.create_attempt_run(
+        client, run, attempt=2, pool=OTHER, job_variables={}, due=utc_now(), message=bad
+    )
+    messages.append(attempt.state and attempt.state.message)
+    await transitions.take_over(client, run_id, Failed(message=bad))
+    await note()
+    assert messages == [r"a\x00b\xff"] * 5
