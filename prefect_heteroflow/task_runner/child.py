@@ -33,6 +33,7 @@ from prefect_heteroflow.task_runner.frames import (
     to_bytes,
 )
 from prefect_heteroflow.task_runner.modules_by_value import marks_by_value
+from prefect_heteroflow.task_runner.script_names import offered
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -292,7 +293,8 @@ def value_of_body(task: Task[..., Any], parameters: dict[str, Any]) -> Any:
         value = call_with_parameters(task.fn, parameters)
         return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
 
-    return contexts.value_of(call)
+    with offered(task.fn, parameters):
+        return contexts.value_of(call)
 
 
 def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
