@@ -52,7 +52,7 @@ def test_causes_of_an_exception_arrive_with_it_behind_the_traceback_of_the_child
     assert (type(error).__name__, type(middle), middle.args) == ("ValueError", Told, ("middle",))
     assert isinstance(middle.__cause__, KeyError)
     shown = "".join(traceback.format_exception(error))
-    assert "in fail\nKeyError: 'deep'" in shown
+    assert 'raise Told("middle") from error' in shown
     assert error.cause.__cause__ is middle
 
 
@@ -85,3 +85,14 @@ def test_type_that_cannot_be_subclassed_arrives_as_our_type_with_the_exception_a
     assert error.__cause__ is error.cause
     assert error.cause.errors()[0]["loc"] == ("number",)
     assert "ValidationError cannot be subclassed" in caplog.text
+
+
+def test_traceback_of_a_body_that_is_sent_by_value_shows_its_lines() -> None:
+    """It has no place in a module; its file is known nevertheless."""
+
+    def fail() -> None:
+        raise Told("the line that failed")
+
+    error = error_of(fail)
+    assert f'File "{__file__}"' in error.remote_traceback
+    assert 'raise Told("the line that failed")' in error.remote_traceback
