@@ -22,6 +22,7 @@ from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.causes import with_causes
 from prefect_heteroflow.task_runner.frames import (
     Call,
     PartsSent,
@@ -32,6 +33,7 @@ from prefect_heteroflow.task_runner.frames import (
     to_bytes,
 )
 from prefect_heteroflow.task_runner.modules_by_value import marks_by_value
+from prefect_heteroflow.task_runner.script_names import offered
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -291,7 +293,8 @@ def value_of_body(task: Task[..., Any], parameters: dict[str, Any]) -> Any:
         value = call_with_parameters(task.fn, parameters)
         return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
 
-    return contexts.value_of(call)
+    with offered(task.fn, parameters):
+        return contexts.value_of(call)
 
 
 def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
@@ -300,6 +303,7 @@ def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
     try:
         data = contexts.to_pickle(error)
         pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
+        data = with_causes(data, error)
     except BaseException as problem:
         return Reply(kind=kind, text=f"{_words(error)} ({_words(problem)})", info=info)
     return Reply(kind=kind, value=data, text=_words(error), info=info)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
+import io
 import pickle
 from asyncio import CancelledError
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from types import CodeType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import cloudpickle
 from prefect.context import AssetContext, FlowRunContext, TagsContext, TaskRunContext, tags
@@ -70,7 +73,29 @@ def to_pickle(value: Any) -> bytes:
             data = pickle.dumps(value, protocol=pickle.DEFAULT_PROTOCOL)
             if not any(mark in data for mark in marks):
                 return data
-    return cast("bytes", registry.dumps(value))
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _code_with_file(code: CodeType) -> tuple[Any, ...]:
+    make, arguments = _Cloudpickle.dispatch_table[CodeType](code)
+    return make, tuple(
+        code.co_filename if isinstance(value, str) and value == _NO_FILE else value
+        for value in arguments
+    )
+
+
+_Cloudpickle: Any = cloudpickle.Pickler
+_NO_FILE = "<dynamic-code>"
+
+
+class _Pickler(_Cloudpickle):  # type: ignore[misc]
+    """Keeps the file of code, which cloudpickle leaves out, so that tracebacks show its lines."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: _code_with_file}, _Cloudpickle.dispatch_table
+    )
 
 
 def pack_flow(context: FlowRunContext) -> bytes:

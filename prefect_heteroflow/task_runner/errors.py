@@ -50,8 +50,8 @@ class HeteroTaskError(Exception):
     """A task's body failed in a child process or on another node.
 
     An exception of the body arrives as an instance of its own type *and* of this one, so both
-    `except ValueError` and `except HeteroTaskError` catch it. A type that cannot be rebuilt here
-    arrives as a plain `HeteroTaskError` with its text.
+    `except ValueError` and `except HeteroTaskError` catch it. A type that cannot be subclassed or
+    rebuilt here arrives as a plain `HeteroTaskError` with its text.
 
     Attributes:
         node: Name of the node on which it happened.
@@ -147,7 +147,9 @@ def as_task_error(cause: BaseException, origin: Origin) -> BaseException:
     except Exception as error:  # a broken `__str__` must not hide the failure
         said = f"its text cannot be read ({type(error).__name__})"
     text = f"{kind.__module__}.{kind.__qualname__}: {said}"
-    return with_origin(HeteroTaskError(text), origin)
+    plain = with_origin(HeteroTaskError(text), origin)
+    plain.__cause__ = cause
+    return plain
 
 
 def _as_both(cause: Exception, origin: Origin) -> HeteroTaskError | None:
@@ -168,6 +170,7 @@ def _as_both(cause: Exception, origin: Origin) -> HeteroTaskError | None:
     except Exception:  # a final class, an own metaclass, an `__init__` with effects
         return None
     both.__cause__ = cause.__cause__
+    both.__context__ = cause.__context__
     both.__suppress_context__ = cause.__suppress_context__
     for note in getattr(cause, "__notes__", ()):
         if note not in getattr(both, "__notes__", ()) and hasattr(both, "add_note"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from prefect.logging.loggers import get_run_logger
 from prefect.task_engine import TaskRunTimeoutError
 
 from prefect_heteroflow.core.policy import Decision, Stop
+from prefect_heteroflow.task_runner.causes import chain_of
 from prefect_heteroflow.task_runner.errors import (
     HeteroTaskError,
     Origin,
@@ -79,6 +81,23 @@ def error_of(
     if outcome.exception is None:
         return with_origin(HeteroTaskError(outcome.text), origin)
     error = as_task_error(outcome.exception, origin)
-    if origin.remote_traceback and error.__cause__ is None:
-        error.__cause__ = _RemoteTraceback(origin.remote_traceback)
+    if type(error) is HeteroTaskError and error is not outcome.exception:
+        kind = type(outcome.exception)
+        get_run_logger().warning(
+            "%s.%s cannot be subclassed, so it is raised as a HeteroTaskError, with it as `cause`",
+            kind.__module__,
+            kind.__qualname__,
+        )
+    if origin.remote_traceback:
+        _show_before(error, origin.remote_traceback)
     return error
+
+
+def _show_before(error: BaseException, traceback: str) -> None:
+    """Let the traceback of the child stand before all that Python shows of the error."""
+    first = error
+    for is_cause, before in chain_of(error):
+        if not is_cause:
+            break
+        first = before
+    first.__cause__ = _RemoteTraceback(traceback)

@@ -8,14 +8,11 @@ import os
 import pickle
 import signal
 import sys
-import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import AssetContext
-from prefect.events.worker import EventsWorker
-from prefect.logging.handlers import emit_api_log
 
 from prefect_heteroflow import environment
 from prefect_heteroflow.core.failures import Evidence
@@ -28,14 +25,9 @@ from prefect_heteroflow.task_runner.children import (
     LeaseCancelled,
     visible_devices,
 )
-from prefect_heteroflow.task_runner.frames import (
-    Call,
-    Reply,
-    from_bytes,
-    receive_frame,
-    send_frame,
-    to_bytes,
-)
+from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
+from prefect_heteroflow.task_runner.frames import Call, Reply, send_frame, to_bytes
+from prefect_heteroflow.task_runner.inner_runs import InnerRuns
 from prefect_heteroflow.task_runner.modules_by_value import can_import
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
@@ -44,8 +36,6 @@ if TYPE_CHECKING:
 
     from prefect_heteroflow.core.resources import Node
 
-TIMEOUT_GRACE_SECONDS = 5.0
-"""Between the interrupt of a body that ran into its time limit and its end by force."""
 GPU_MAX_CALLS = 1
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _FOREIGN = (
@@ -116,14 +106,15 @@ class LocalAttempts:
         if path != child.process.known_path:
             message.path = absolute_path(path)
         reply: Reply | None = None
+        inner = InnerRuns()
         timed_out = foreign = False
         try:
             send_frame(child.process.connection.fileno(), to_bytes(message))
             _note_sent(child, message, path)
-            reply = _read_reply(child, timeout_seconds=call.timeout_seconds)
+            reply = read_reply(child, inner, timeout_seconds=call.timeout_seconds)
         except TimeoutError:
             timed_out = True
-            _stop_body(child)
+            stop_body(child, inner)
         except (EOFError, OSError):
             pass
         except Exception:  # foreign bytes, where a message of ours starts or within one
@@ -135,6 +126,8 @@ class LocalAttempts:
         if reply is None:
             child.unusable = True
         ended = self._ended(child, call, reply, started=started, timed_out=timed_out)
+        if reply is None:
+            inner.end("The child process in which it ran has ended.")
         if foreign and ended.kind == "died":
             ended = replace(ended, text=_FOREIGN)
         return replace(ended, sent_bytes=len(run))
@@ -282,48 +275,6 @@ def _working_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return f"/proc/{os.getpid()}/cwd"
-
-
-def _read_reply(
-    child: Child, *, deadline: float | None = None, timeout_seconds: float | None = None
-) -> Reply:
-    """Hand on what the body logs, until the reply comes.
-
-    Args:
-        child: The child.
-        deadline: The latest time of `time.monotonic()`.
-        timeout_seconds: How long the body may run; counts when the child says that it starts.
-
-    Raises:
-        TimeoutError: It took longer.
-        ForeignBytes: The body wrote into the connection.
-        EOFError: The child is gone.
-    """
-    descriptor = child.process.connection.fileno()
-    while True:
-        kind, payload = from_bytes(receive_frame(descriptor, deadline))
-        if kind == "log":
-            emit_api_log(payload)
-        elif kind == "event":
-            EventsWorker.instance().send(payload)
-        elif kind == "started":
-            if timeout_seconds is not None:
-                deadline = time.monotonic() + timeout_seconds
-        else:
-            reply: Reply = payload
-            return reply
-
-
-def _stop_body(child: Child) -> None:
-    """Interrupt a body that ran out of time, and end its process if it goes on."""
-    child.unusable = True
-    child.process.send_signal(signal.SIGINT)
-    try:
-        _read_reply(child, deadline=time.monotonic() + TIMEOUT_GRACE_SECONDS)
-    except EOFError:
-        pass
-    except Exception:  # no answer in time, or none that can be read
-        child.kill()
 
 
 def _add_assets(metadata: dict[str, dict[str, Any]]) -> None:

@@ -32,6 +32,8 @@ def main(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     hello = json.loads(control.recv(_MESSAGE_BYTES))
     sys.path[:] = hello["sys_path"]
+    for name in ("main", "sys"):  # a script may have its own
+        vars(sys.modules["__main__"]).pop(name, None)
     from prefect_heteroflow.task_runner import child
 
     child.prepare_template()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import flow, task
+from prefect.runtime import flow_run
 
 from prefect_heteroflow import HeteroTaskRunner
 from tests.support import runner_tasks
 from tests.support.prefect_server import PrefectServer
-from tests.support.runner_bed import flows_run_here
+from tests.support.runner_bed import flows_run_here, task_runs_of
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +45,12 @@ def test_task_that_a_body_submits_and_does_not_wait_for_is_run_to_its_end(
 
     @task
     def last() -> None:
-        runner_tasks.time.sleep(0.5)
+        time.sleep(0.5)
         (tmp_path / "last").touch()
 
     @task
     def inner() -> None:
-        runner_tasks.time.sleep(0.5)
+        time.sleep(0.5)
         last.submit()
 
     @task(retries=0)
@@ -77,3 +81,33 @@ def test_futures_in_the_value_of_a_body_become_states() -> None:
     name, value = state_and_value(outer.submit)
     found = (value["one"].result(), [state.result() for state in value["more"]])
     assert (name, found) == ("Completed", (9, [1, 4]))
+
+
+@pytest.mark.parametrize("how", ["killed", "timed out"])
+def test_inner_tasks_of_a_child_that_ends_do_not_stay_running(how: str) -> None:
+    """It is the flow's process that tells the API, for nobody else is left."""
+
+    @task(retries=0)
+    def sleep() -> None:
+        time.sleep(600)
+
+    @task(retries=0)
+    def end() -> None:
+        time.sleep(1)  # the events of the other one are on their way
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @task(retries=0, timeout_seconds=None if how == "killed" else 2)
+    def outer() -> None:
+        sleep.submit()
+        end.submit()
+
+    def body() -> Any:
+        outer.submit().wait()
+        return flow_run.id
+
+    flow_run_id = flow(task_runner=HeteroTaskRunner(max_retries=0))(body)()
+    runs = task_runs_of(flow_run_id, count=3)
+    names = {run.name.rpartition("-")[0]: run.state_name for run in runs}
+    assert names["sleep"] == "Crashed"
+    assert names["end"] == ("Crashed" if how == "killed" else "Completed")

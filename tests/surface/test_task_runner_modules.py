@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -138,3 +139,17 @@ def test_body_that_could_not_be_loaded_once_is_loaded_by_the_next_call(tmp_path:
     text, four = flow(task_runner=HeteroTaskRunner(max_retries=0, max_workers=1))(body)()
     assert "not yet" in text
     assert four == 4
+
+
+def test_body_can_pickle_what_the_script_of_its_flow_defines(server: PrefectServer) -> None:
+    """Classes and functions, of its own globals and those that came as arguments."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, str(root / "tests/support/script_that_pickles.py")],
+        env=server.env(PYTHONPATH=str(root)),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.stdout.strip() == "[3, 4, [9, 4]]", done.stderr
