@@ -402,7 +402,9 @@ class AttemptEnding:
         total = "∞" if retries < 0 else str(1 + retries)
         logger = self.worker.get_flow_run_logger(self.flow_run)
         number = len(current_series(self.history)) + 1
-        logger.warning("attempt %d/%s %s", number, total, decision.reason)
+        # The name tells runs apart on the worker's console.
+        name = self.flow_run.name
+        logger.warning("Run '%s', attempt %d/%s: %s", name, number, total, decision.reason)
         if diagnosis.line:
             logger.warning("It shows in this line: %s", diagnosis.line)
 

@@ -327,7 +327,8 @@ class AttemptLife:
             on_output=self._on_output,
         )
         self._logger.info(
-            "Attempt %d on node %s: %s",
+            "Run '%s', attempt %d on node %s: %s",
+            self.flow_run.name,
             self._row.attempt,
             worker.node.name,
             described(self._resources),
