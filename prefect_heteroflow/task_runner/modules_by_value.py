@@ -55,8 +55,8 @@ def _is_found(name: str, file: str) -> bool:
     path = None
     if parent:
         package: Any = sys.modules.get(parent)
-        path = getattr(package, "__path__", None)
-        if path is None or not _package_is_found(parent, getattr(package, "__file__", None)):
+        path = _said_by(package, "__path__")
+        if path is None or not _package_is_found(parent, _said_by(package, "__file__")):
             return False
     # Not `importlib.util.find_spec`: that one answers from `sys.modules`.
     for finder in list(sys.meta_path):
@@ -69,6 +69,13 @@ def _is_found(name: str, file: str) -> bool:
     return False
 
 
+def _said_by(module: Any, name: str) -> Any:
+    """An attribute of a module; the usual way would load those that wait for their first use."""
+    if not isinstance(module, ModuleType):
+        return None
+    return object.__getattribute__(module, "__dict__").get(name)
+
+
 def _package_is_found(name: str, file: str | None) -> bool:
     # A namespace package has no file: its folders are found if those above them are.
     return True if file is None else can_import(name, file)
@@ -79,9 +86,9 @@ def _look_at_new_modules() -> None:
     names = set(sys.modules)
     for name in names - _looked_at:
         module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
+        file = _said_by(module, "__file__")
         if (
-            isinstance(module, ModuleType)
+            module is not None
             and isinstance(file, str)
             and name not in ("__main__", "__mp_main__")
             and not file.startswith(_STANDARD_LIBRARY)
