@@ -225,11 +225,18 @@ def _packed(call: TaskCall) -> bytes:
                 body=body,
                 flow=None if call.flow_context is None else contexts.pack_flow(call.flow_context),
                 run=contexts.pack_run(call.context),
-                folder=os.getcwd(),
+                folder=_folder(),
                 paths=tuple(path for path in sys.path if os.path.isabs(path)),
                 variables=variables,
             )
         )
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it is gone: there is no such folder elsewhere either
+        return "/"
 
 
 def pack_for_elsewhere(task: Task[..., Any]) -> bytes:
