@@ -113,9 +113,11 @@ async def test_resume_of_the_ui_schedules_the_run_and_a_worker_takes_it(
     tmp_path: Path,
 ) -> None:
     """With the job variables of the attempt that waited; before that no worker touches it."""
-    await opened(client, key)  # else the worker's own round would release the run
+    await opened(client, key)
     run, _ = await held_run(api, client, deployment, key)
-    with Worker(server, tmp_path, pool=POOL, node="approval-node", memory_mb=4096):
+    # With its breakers off, as the tests' workers have them, it would release the run itself.
+    on = {"PREFECT_INTEGRATIONS_HETEROFLOW_BREAKER_MAX_RESTARTS": "2"}
+    with Worker(server, tmp_path, pool=POOL, node="approval-node", memory_mb=4096, settings=on):
         assert api.run(str(run.id))["state"]["name"] == "AwaitingApproval"
         answer = api.post(f"/flow_runs/{run.id}/resume", None)
         assert answer["status"] == "ACCEPT"
