@@ -73,7 +73,10 @@ def _said_by(module: Any, name: str) -> Any:
     """An attribute of a module; the usual way would load those that wait for their first use."""
     if not isinstance(module, ModuleType):
         return None
-    return object.__getattribute__(module, "__dict__").get(name)
+    try:
+        return object.__getattribute__(module, "__dict__").get(name)
+    except AttributeError:  # it only says that it is a module: libraries of cffi do
+        return None
 
 
 def _package_is_found(name: str, file: str | None) -> bool:

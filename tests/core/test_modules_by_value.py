@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from prefect_heteroflow.task_runner import modules_by_value
 from prefect_heteroflow.task_runner.modules_by_value import can_import, marks_by_value
 
 
@@ -24,6 +25,26 @@ def test_look_at_the_modules_loads_none_that_waits_for_its_first_use(
     monkeypatch.setitem(sys.modules, "this", module)
     marks_by_value()
     assert type(module) is not ModuleType
+
+
+class PretendedModule:
+    """As `_cffi_backend.Lib`, which cryptography puts there: no module, and without `__dict__`."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return ModuleType
+
+
+def test_look_at_the_modules_passes_over_what_only_says_that_it_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretended = PretendedModule()
+    assert isinstance(pretended, ModuleType)
+    monkeypatch.setitem(sys.modules, "pretended", pretended)  # type: ignore[arg-type]
+    monkeypatch.setattr(modules_by_value, "_looked_at", set())
+    assert b"__main__" in marks_by_value()
 
 
 @pytest.mark.parametrize(

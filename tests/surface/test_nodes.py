@@ -53,14 +53,19 @@ async def connected(server: PrefectServer) -> AsyncIterator[PrefectClient]:
 
 @asynccontextmanager
 async def counted(client: PrefectClient) -> AsyncIterator[Counter[str]]:
-    """Requests by method and route while the block runs."""
+    """Requests by method and route while the block runs.
+
+    What a busy SQLite refuses with 503 is sent again by the client, and does not count.
+    """
     seen: Counter[str] = Counter()
 
-    async def count(request: httpx.Request) -> None:
-        seen[f"{request.method} {request.url.path.split('/')[2]}"] += 1
+    async def count(response: httpx.Response) -> None:
+        if response.status_code != 503:
+            request = response.request
+            seen[f"{request.method} {request.url.path.split('/')[2]}"] += 1
 
     hooks = client._client.event_hooks
-    client._client.event_hooks = {**hooks, "request": [*hooks["request"], count]}
+    client._client.event_hooks = {**hooks, "response": [*hooks["response"], count]}
     try:
         yield seen
     finally:
