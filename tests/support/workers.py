@@ -54,7 +54,7 @@ class Worker:
         folder: Path | None = None,
     ) -> None:
         self._folder = folder
-        self.pool, self.node = pool, node
+        self.pool, self.node = pool, node or "(named by its settings)"
         self.log_path = root / f"worker-{node}.log"
         self._server = server
         self._command = [PREFECT, "worker", "start", "--pool", pool, "--type", worker_type]
