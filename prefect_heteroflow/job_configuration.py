@@ -16,7 +16,13 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 from typing_extensions import Self
 
 from prefect_heteroflow.core.failures import FailureClass
-from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
+from prefect_heteroflow.core.job_values import (
+    POLICY_NAMES,
+    RESOURCE_NAMES,
+    JobValueError,
+    JobValues,
+    parse_job_values,
+)
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB
 from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.orchestration.transitions import job_variables_of
@@ -28,23 +34,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun, WorkPool
     from prefect.client.schemas.responses import DeploymentResponse
 
-POLICY_NAMES = (
-    "retry_strategy",
-    "max_retries",
-    "infrastructure_retries",
-    "retry_delay",
-    "backoff_multiplier",
-    "max_retry_delay",
-    "retry_jitter",
-    "escalation_delay",
-    "oom_memory_limit",
-    "retry_on",
-    "stop_on",
-    "retry_exceptions",
-    "cleanup_patterns",
-    "cleanup_hook",
-)
-RESOURCE_NAMES = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
 # Commands that run a flow; any other command of the user's makes the run a plain job.
 _FLOW_COMMAND = re.compile(
     r"prefect flow-run execute|prefect\.engine|prefect_heteroflow\.engine|prefect\.flow_engine"

@@ -30,7 +30,24 @@ if TYPE_CHECKING:
     from prefect_heteroflow.attempts.backend import AttemptBackend
 
     class _Base(BaseWorker[Any, Any, Any], AttemptBackend):
-        """What the mixin is mixed into."""
+        """What the mixin is mixed into, and what its upper half has."""
+
+        @property
+        def node(self) -> Node:
+            """This node as it was probed."""
+            raise NotImplementedError
+
+        async def read_cluster(self, *, fresh: bool = False) -> Cluster:
+            """All known nodes and pools."""
+            raise NotImplementedError
+
+        def is_looked_after(self, flow_run_id: UUID) -> bool:
+            """Whether an attempt of it is still here."""
+            raise NotImplementedError
+
+        def wake_at(self, due: datetime, flow_run_id: UUID) -> None:
+            """Poll when that run is due."""
+            raise NotImplementedError
 else:
     _Base = object
 
@@ -49,25 +66,6 @@ class PrefectHooks(_Base):
     _placements: Placements | None
     _cancelled_early: set[UUID]
     """Runs that were cancelled between the moment they were taken and their life here."""
-
-    # ---- what the upper half has --------------------------------------------------------------
-
-    @property
-    def node(self) -> Node:
-        """This node as it was probed."""
-        raise NotImplementedError
-
-    async def read_cluster(self, *, fresh: bool = False) -> Cluster:
-        """All known nodes and pools."""
-        raise NotImplementedError
-
-    def is_looked_after(self, flow_run_id: UUID) -> bool:
-        """Whether an attempt of it is still here."""
-        raise NotImplementedError
-
-    def wake_at(self, due: datetime, flow_run_id: UUID) -> None:
-        """Poll when that run is due."""
-        raise NotImplementedError
 
     # ---- polls ----------------------------------------------------------------------------------
 

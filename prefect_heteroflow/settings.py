@@ -14,7 +14,7 @@ from prefect.settings.base import PrefectBaseSettings, build_settings_config
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from prefect_heteroflow.core.breaker import MAX_RESTARTS, UNLIMITED, BreakerPolicy
-from prefect_heteroflow.core.job_values import default_problem
+from prefect_heteroflow.core.job_values import POLICY_NAMES, default_problem
 from prefect_heteroflow.core.ranges import MAX_ATTEMPTS, MAX_DELAY_SECONDS, MAX_MEMORY_MB
 
 
@@ -182,22 +182,7 @@ class HeteroflowSettings(PrefectBaseSettings):
         ),
     )
 
-    @field_validator(
-        "retry_strategy",
-        "max_retries",
-        "infrastructure_retries",
-        "retry_delay",
-        "backoff_multiplier",
-        "max_retry_delay",
-        "retry_jitter",
-        "escalation_delay",
-        "oom_memory_limit",
-        "retry_on",
-        "stop_on",
-        "retry_exceptions",
-        "cleanup_patterns",
-        "cleanup_hook",
-    )
+    @field_validator(*POLICY_NAMES)
     @classmethod
     def _is_allowed(cls, value: Any, info: ValidationInfo) -> Any:
         """Refused here, for else every run of a worker would be refused one by one."""

@@ -12,10 +12,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.cordon_notice import CordonNotice
-from prefect_heteroflow.core.job_values import JobValueError, parse_job_values
+from prefect_heteroflow.core.job_values import RESOURCE_NAMES, JobValueError, parse_job_values
 from prefect_heteroflow.core.resources import Cluster, Node, Resources
 from prefect_heteroflow.core.routing import fits
-from prefect_heteroflow.job_configuration import RESOURCE_NAMES
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.transitions import job_variables_of
 from prefect_heteroflow.settings import HeteroflowSettings

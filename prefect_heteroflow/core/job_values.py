@@ -21,6 +21,26 @@ from prefect_heteroflow.core.resources import (
     Resources,
 )
 
+POLICY_NAMES = (
+    "retry_strategy",
+    "max_retries",
+    "infrastructure_retries",
+    "retry_delay",
+    "backoff_multiplier",
+    "max_retry_delay",
+    "retry_jitter",
+    "escalation_delay",
+    "oom_memory_limit",
+    "retry_on",
+    "stop_on",
+    "retry_exceptions",
+    "cleanup_patterns",
+    "cleanup_hook",
+)
+"""Job variables that a setting of the same name is the default of."""
+RESOURCE_NAMES = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
+"""Job variables that say what the first attempt gets."""
+
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(
     r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,3})?"

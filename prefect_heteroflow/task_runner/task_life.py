@@ -20,11 +20,20 @@ from prefect.utilities.callables import call_with_parameters
 from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
-from prefect_heteroflow.core.policy import UNLIMITED, Decision, Ending, Place, Retry, Stop
+from prefect_heteroflow.core.policy import (
+    UNLIMITED,
+    Decision,
+    Ending,
+    Place,
+    Retry,
+    RetryPolicy,
+    Stop,
+)
 from prefect_heteroflow.core.ranges import MAX_MEMORY_MB
 from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
 from prefect_heteroflow.core.task_attempts import TaskAttempt
+from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next, within_retries
 from prefect_heteroflow.task_runner.attempt_rows import AttemptRows, attempt_of
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
     RemoteAttempts,
@@ -36,7 +45,6 @@ from prefect_heteroflow.task_runner.cached_keys import with_checked_keys
 from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
-from prefect_heteroflow.task_runner.retry_rules import is_cramped, policy_of_next, within_retries
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -229,7 +237,10 @@ class TaskLife:
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
         decision = within_retries(
-            self._decide(outcome, diagnosis), diagnosis, self._task, self._retries_granted
+            self._decide(outcome, diagnosis),
+            diagnosis,
+            retries=self._task.retries,
+            granted=self._retries_granted,
         )
         of_body = outcome.kind in ("raised", "timed_out")
         self._failure = _Failure(decision=decision, of_body=of_body)
@@ -318,7 +329,7 @@ class TaskLife:
     ) -> Decision:
         return decide(
             diagnosis,
-            policy=policy_of_next(self._rules.policy, self._task, self._retries_granted),
+            policy=self._policy_of_next(),
             resources=self._resources,
             pool=outcome.pool or self._places.node.pool,
             node=outcome.node,
@@ -327,6 +338,15 @@ class TaskLife:
             jitter_fraction=random.random(),
             never_started=outcome.started is None,
             gpu_memory_mb=outcome.gpu_memory_mb,
+        )
+
+    def _policy_of_next(self) -> RetryPolicy:
+        task: Any = self._task
+        return policy_of_next(
+            self._rules.policy,
+            retries=task.retries,
+            delays_seconds=task.retry_delay_seconds,
+            granted=self._retries_granted,
         )
 
     def _cluster(self) -> Cluster:

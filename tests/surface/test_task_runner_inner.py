@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from prefect import flow, task
+from prefect.events.worker import EventsWorker
 from prefect.runtime import flow_run
 
 from prefect_heteroflow import HeteroTaskRunner
@@ -84,16 +85,18 @@ def test_futures_in_the_value_of_a_body_become_states() -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "timed out"])
-def test_inner_tasks_of_a_child_that_ends_do_not_stay_running(how: str) -> None:
+def test_inner_tasks_of_a_child_that_ends_do_not_stay_running(tmp_path: Path, how: str) -> None:
     """It is the flow's process that tells the API, for nobody else is left."""
 
     @task(retries=0)
     def sleep() -> None:
+        (tmp_path / "runs").touch()
         time.sleep(600)
 
     @task(retries=0)
     def end() -> None:
-        time.sleep(1)  # the events of the other one are on their way
+        runner_tasks.wait_for_file(tmp_path / "runs")
+        EventsWorker.drain_all()  # the flow has heard of both
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
 
