@@ -14,9 +14,11 @@ import pytest
 from tests.support.docker_engine import DockerEngine, why_no_engine
 from tests.support.images import BASE_IMAGE, PLAIN_IMAGE, ensure_image, why_not_buildable
 from tests.support.needs import need
-from tests.support.prefect_server import PrefectServer
+from tests.support.prefect_server import PrefectServer, forget_places
 from tests.support.registry import Registry, why_no_registry
 from tests.support.workers import Api, StartWorker, Worker
+
+SHARED: list[PrefectServer] = []
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +63,17 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """One server for all tests; a test that stops or kills it needs one of its own."""
     with PrefectServer(tmp_path_factory.mktemp("server")) as started:
+        SHARED.append(started)
         yield started
+        SHARED.remove(started)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_places() -> Iterator[None]:
+    """Each file of tests leaves the shared server without nodes and declared pools."""
+    yield
+    for started in SHARED:
+        forget_places(started)
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,18 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 
+import httpx
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from prefect_heteroflow.orchestration.node_values import NODE_PREFIX, POOL_PREFIX
 from tests.support import free_port, wait_until
 
 LOG_TAIL_LINES = 40
@@ -48,6 +54,31 @@ def leave_servers() -> None:
     thread.join(timeout=60)
     if thread.is_alive():
         raise TimeoutError("events and logs of this process are still being sent after 60 s")
+
+
+@asynccontextmanager
+async def connected(server: PrefectServer) -> AsyncIterator[PrefectClient]:
+    """A client of that server."""
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        async with get_client() as client:
+            yield client
+
+
+def forget_places(server: PrefectServer) -> None:
+    """Take back all nodes and declared pools: where a run can go is for each file of tests to say.
+
+    Routes lead to every place on the server, so that a pool which an earlier test declared would
+    take a run that is to find none.
+    """
+    with httpx.Client(base_url=server.api_url, timeout=60) as client:
+        for prefix in (NODE_PREFIX, POOL_PREFIX):
+            while True:
+                wanted = {"variables": {"name": {"like_": prefix}}, "limit": 200}
+                found = client.post("/variables/filter", json=wanted).raise_for_status().json()
+                for row in found:
+                    client.delete(f"/variables/{row['id']}").raise_for_status()
+                if not found:
+                    break
 
 
 class PrefectServer:

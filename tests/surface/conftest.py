@@ -7,15 +7,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.prefect_server import PrefectServer
+from tests.support.prefect_server import PrefectServer, forget_places
 from tests.support.workers import Api
+
+SHARED: list[PrefectServer] = []
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """One server for all tests; a test that stops or kills it needs one of its own."""
     with PrefectServer(tmp_path_factory.mktemp("server")) as started:
+        SHARED.append(started)
         yield started
+        SHARED.remove(started)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_places() -> Iterator[None]:
+    """Each file of tests leaves the shared server without nodes and declared pools."""
+    yield
+    for started in SHARED:
+        forget_places(started)
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from prefect_heteroflow import get_attempts
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, to_row
@@ -29,19 +26,12 @@ from prefect_heteroflow.orchestration.history import (
     write_attempts,
 )
 from prefect_heteroflow.orchestration.transitions import TASK_ID_LABEL
-from tests.support.prefect_server import PrefectServer
+from tests.support.prefect_server import PrefectServer, connected
 
 
 @flow(name="history-test")
 def nothing() -> None:
     """Only its runs are needed."""
-
-
-@asynccontextmanager
-async def connected(server: PrefectServer) -> AsyncIterator[PrefectClient]:
-    with temporary_settings({PREFECT_API_URL: server.api_url}):
-        async with get_client() as client:
-            yield client
 
 
 async def new_run(client: PrefectClient) -> UUID:

@@ -17,9 +17,8 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import VariableCreate, WorkPoolCreate
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node
 from prefect_heteroflow.orchestration import node_claim, variables
@@ -38,17 +37,10 @@ from prefect_heteroflow.orchestration.nodes import (
     read_registry,
     uncordon_node,
 )
-from tests.support.prefect_server import PrefectServer
+from tests.support.prefect_server import PrefectServer, connected
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
 LIVENESS = 90.0
-
-
-@asynccontextmanager
-async def connected(server: PrefectServer) -> AsyncIterator[PrefectClient]:
-    with temporary_settings({PREFECT_API_URL: server.api_url}):
-        async with get_client() as client:
-            yield client
 
 
 @asynccontextmanager

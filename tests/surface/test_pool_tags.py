@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from uuid import uuid4
 
 import pytest
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Pool
 from prefect_heteroflow.orchestration.nodes import publish_node, read_cluster
@@ -21,16 +18,9 @@ from prefect_heteroflow.orchestration.pool_tags import (
     tag_pool,
     untag_pool,
 )
-from tests.support.prefect_server import PrefectServer
+from tests.support.prefect_server import PrefectServer, connected
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
-
-
-@asynccontextmanager
-async def connected(server: PrefectServer) -> AsyncIterator[PrefectClient]:
-    with temporary_settings({PREFECT_API_URL: server.api_url}):
-        async with get_client() as client:
-            yield client
 
 
 async def new_pool(client: PrefectClient, description: str | None = None) -> str:
