@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prefect.workers.base import BaseWorker
 
     from prefect_heteroflow.attempts.backend import AttemptBackend
+    from prefect_heteroflow.attempts.lives import Lives
 
     class _Base(BaseWorker[Any, Any, Any], AttemptBackend):
         """What the mixin is mixed into, and what its upper half has."""
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 
         async def read_cluster(self, *, fresh: bool = False) -> Cluster:
             """All known nodes and pools."""
-            raise NotImplementedError
-
-        def is_looked_after(self, flow_run_id: UUID) -> bool:
-            """Whether an attempt of it is still here."""
             raise NotImplementedError
 
         def wake_at(self, due: datetime, flow_run_id: UUID) -> None:
@@ -64,8 +61,7 @@ class PrefectHooks(_Base):
     """The lower half of `RetryingWorker`: where core's polls, submissions and cancels pass."""
 
     _placements: Placements | None
-    _cancelled_early: set[UUID]
-    """Runs that were cancelled between the moment they were taken and their life here."""
+    lives: Lives
 
     # ---- polls ----------------------------------------------------------------------------------
 
@@ -105,11 +101,11 @@ class PrefectHooks(_Base):
             flow_run_response = [
                 entry
                 for entry in flow_run_response
-                if not self.is_looked_after(entry.flow_run.id)
+                if not self.lives.asked_for(entry.flow_run.id)
                 and await self._is_for_this_node(node, entry.flow_run, cluster)
             ]
         # What a cancel of the time before it was scheduled again has left.
-        self._cancelled_early -= {entry.flow_run.id for entry in flow_run_response}
+        self.lives.taken_again({entry.flow_run.id for entry in flow_run_response})
         return await super()._submit_scheduled_flow_runs(flow_run_response)
 
     async def _is_for_this_node(self, node: Node, flow_run: FlowRun, cluster: Cluster) -> bool:

@@ -237,7 +237,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         Raises:
             InfrastructureNotFound: This worker has no such child.
         """
-        for life in self._lives.values():
+        for life in self.lives:
             handle = life.handle
             if handle is not None and handle.identifier == infrastructure_pid:
                 await self.terminate_attempt(handle, float(grace_seconds))

@@ -27,6 +27,7 @@ from prefect_heteroflow.attempts.giving_back import give_back_after
 from prefect_heteroflow.attempts.gpu_shares import GpuShares
 from prefect_heteroflow.attempts.kept_ends import KeptEnd, KeptEnds
 from prefect_heteroflow.attempts.life import AttemptLife
+from prefect_heteroflow.attempts.lives import Lives
 from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.retry_cleanup import RetryCleanup
 from prefect_heteroflow.attempts.upkeep import Upkeep
@@ -67,15 +68,14 @@ class RetryingWorker(PrefectHooks):
         self._threads = anyio.CapacityLimiter(4096)
         self.file_rules: tuple[UserRule, ...] = ()
         self._presence: NodePresence | None = None
-        self._lives: dict[UUID, AttemptLife] = {}
-        self._asked_for: set[UUID] = set()
-        """Runs that were due while an attempt of theirs was still looked after here."""
-        self._cancelled_early: set[UUID] = set()
-        """Runs that were cancelled between the moment they were taken and their life here."""
         self._gpu_shares = GpuShares()
         self.retry_cleanup = RetryCleanup(self._gpu_shares)
         self.kept_ends = KeptEnds(None, self._logger)
         self._wakeups = Wakeups(self.get_and_submit_flow_runs, self._logger)
+        self.lives = Lives(
+            lambda: self._submitting_flow_run_ids,
+            ask_pool=lambda: self._wakeups.wake_at(utc_now(), None),
+        )
         self._placements: Placements | None = None
         self._upkeep: Upkeep | None = None
 
@@ -158,7 +158,7 @@ class RetryingWorker(PrefectHooks):
         await super().teardown(*exc_info)
 
     def _say_what_it_leaves(self) -> None:
-        names = ", ".join(sorted(life.flow_run.name for life in self._lives.values()))
+        names = ", ".join(sorted(life.flow_run.name for life in self.lives))
         if not names:
             return
         what = (
@@ -176,17 +176,18 @@ class RetryingWorker(PrefectHooks):
     ) -> Any:
         """Run one attempt and act on its end; the status code is always 0, "handled"."""
         life = AttemptLife(self, flow_run, configuration)
-        self._lives[flow_run.id] = life
-        if flow_run.id in self._cancelled_early:
+        self.lives.add(life)
+        if self.lives.was_cancelled_early(flow_run.id):
             await life.request_cancel()
         try:
             identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
             await self._go_on_after(life)
         except Exception as error:
-            if await give_back_after(error, self, self._lives[flow_run.id]):
+            newest = self.lives.of(flow_run.id) or life
+            if await give_back_after(error, self, newest):
                 return self.attempt_result("")
             # Core would only log it, and the run would stay `Running` for ever.
-            await self._crash(self._lives[flow_run.id], error)
+            await self._crash(newest, error)
             raise
         finally:
             self._forget(flow_run.id)
@@ -213,16 +214,9 @@ class RetryingWorker(PrefectHooks):
                 return
             if following is None:
                 return
-            life = self._lives[life.flow_run.id] = following
-            self._asked_for.discard(life.flow_run.id)
+            life = following
+            self.lives.add(life)
             await life.go_on()
-
-    def is_looked_after(self, flow_run_id: UUID) -> bool:
-        """Whether an attempt of it is still here; then the pool is asked again when it has gone."""
-        if flow_run_id not in self._lives:
-            return False
-        self._asked_for.add(flow_run_id)
-        return True
 
     async def _cancel_run(self, flow_run_id: UUID) -> None:
         # Core's own version ends only runs that never started; ours ends them all.
@@ -328,44 +322,13 @@ class RetryingWorker(PrefectHooks):
         self._wakeups.wake_at(due, flow_run_id)
 
     @property
-    def lives(self) -> tuple[AttemptLife, ...]:
-        """What is looked after here."""
-        return tuple(self._lives.values())
-
-    @property
     def back_since(self) -> datetime | None:
         """See `NodePresence.back_since`."""
         return self._known_presence.back_since
 
-    def has_life(self, flow_run_id: UUID) -> bool:
-        """Whether that run's attempt runs here."""
-        return flow_run_id in self._lives
-
-    def has_task(self, task_id: UUID) -> bool:
-        """Whether an attempt of that task runs here."""
-        return any(life.task_id == task_id for life in self._lives.values())
-
-    def is_busy_with(self, flow_run_id: UUID) -> bool:
-        """Whether that run's attempt runs here, or is on its way to."""
-        return flow_run_id in self._lives or flow_run_id in self._submitting_flow_run_ids
-
-    async def cancel_life(self, flow_run_id: UUID) -> bool:
-        """Cancel the attempt of that run if it runs here, or as soon as it does."""
-        life = self._lives.get(flow_run_id)
-        if life is None and flow_run_id in self._submitting_flow_run_ids:
-            self._cancelled_early.add(flow_run_id)
-            return True
-        if life is None or life.is_settled:
-            return False
-        await life.request_cancel()
-        return True
-
     def _forget(self, flow_run_id: UUID) -> None:
-        self._lives.pop(flow_run_id, None)
         self._gpu_shares.give_back(str(flow_run_id))
-        if flow_run_id in self._asked_for:
-            self._asked_for.discard(flow_run_id)
-            self._wakeups.wake_at(utc_now(), None)
+        self.lives.forget(flow_run_id)
 
     # ---- beside the attempts ---------------------------------------------------------------------
 
@@ -419,10 +382,10 @@ class RetryingWorker(PrefectHooks):
     async def adopt(self, handle: AttemptHandle, configuration: RetryConfiguration) -> None:
         """Watch an attempt again that an earlier process of this worker has started."""
         flow_run = handle.plan.flow_run
-        known = self._lives.get(flow_run.id)
+        known = self.lives.of(flow_run.id)
         if known is None:
             life = AttemptLife(self, flow_run, configuration)
-            self._lives[flow_run.id] = life
+            self.lives.add(life)
             if self._limiter is not None:
                 # It takes one of the slots if one is free; it runs in any case.
                 with contextlib.suppress(anyio.WouldBlock, RuntimeError):
@@ -451,7 +414,7 @@ class RetryingWorker(PrefectHooks):
         if because is None:
             await self.end_left_attempt(flow_run.id)
         life = AttemptLife(self, flow_run, await self.configuration_for(flow_run))
-        self._lives[flow_run.id] = life
+        self.lives.add(life)
         try:
             await life.settle_lost(history, because, kept)
         except BaseException:
@@ -481,9 +444,10 @@ class RetryingWorker(PrefectHooks):
         try:
             await self._go_on_after(life)
         except Exception as error:
-            if await give_back_after(error, self, self._lives[flow_run.id]):
+            newest = self.lives.of(flow_run.id) or life
+            if await give_back_after(error, self, newest):
                 return
             self._logger.exception("Run %s could not go on.", flow_run.id)
-            await self._crash(self._lives[flow_run.id], error)
+            await self._crash(newest, error)
         finally:
             self._forget(flow_run.id)

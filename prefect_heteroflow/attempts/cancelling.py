@@ -31,7 +31,7 @@ _MESSAGE = "Cancelled by a user; nothing is retried."
 
 async def handle_cancelling(worker: RetryingWorker, flow_run_id: UUID) -> None:
     """React to a run's `Cancelling`. Safe to repeat, and to be done by several workers."""
-    if await worker.cancel_life(flow_run_id):
+    if await worker.lives.cancel(flow_run_id):
         return
     client = worker.client
     try:
@@ -43,7 +43,7 @@ async def handle_cancelling(worker: RetryingWorker, flow_run_id: UUID) -> None:
     if run.work_pool_name != worker.node.pool and not transitions.is_attempt_run(run):
         # Another pool's worker looks after it, unless we carry its attempt.
         attempts = await running_attempt_runs(client, run.id)
-        if not any(worker.has_life(attempt.id) for attempt in attempts):
+        if not any(attempt.id in worker.lives for attempt in attempts):
             return
     await _end_waiting_run(worker, run)
 

@@ -190,7 +190,7 @@ class KeptEnds:
 
     async def _settle(self, worker: RetryingWorker, kept: KeptEnd) -> None:
         run_id = UUID(kept.row.flow_run_id)
-        if worker.is_busy_with(run_id):
+        if worker.lives.is_busy_with(run_id):
             return
         try:
             run = await worker.client.read_flow_run(run_id)

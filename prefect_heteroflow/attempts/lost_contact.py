@@ -148,12 +148,12 @@ class LostContact:
             ),
             work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=sorted(away.values()))),
         )
-        runs = [run for run in runs if not self._worker.has_life(run.id)]
+        runs = [run for run in runs if run.id not in self._worker.lives]
         tasks = {transitions.task_id_of(run) for run in runs}
         histories = await read_many_attempts(self._worker.client, tasks)
         found = []
         for run in runs:
-            if not self._worker.has_life(run.id):
+            if run.id not in self._worker.lives:
                 history = histories.get(transitions.task_id_of(run), ())
                 suspect = await self._suspect(run, history, away)
                 if suspect is not None:

@@ -60,7 +60,7 @@ class Orphans:
         worker, before, now = self._worker, self._seen, {}
         self._seen = {}  # after an outage of the API nothing counts as having stood still
         for run in await self._runs():
-            if worker.is_busy_with(run.id) or run.state is None:
+            if worker.lives.is_busy_with(run.id) or run.state is None:
                 continue
             state_id, looks = (before or {}).get(run.id, (None, 0))
             looks = looks + 1 if state_id == run.state.id else 1

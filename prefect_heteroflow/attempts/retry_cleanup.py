@@ -99,13 +99,13 @@ async def remove_scratch_of_ended(worker: RetryingWorker, logger: Any) -> None:
     if folders is None:
         return
     tasks = await anyio.to_thread.run_sync(folders.tasks)
-    idle = [task_id for task_id in tasks if not worker.has_task(task_id)]
+    idle = [task_id for task_id in tasks if not worker.lives.has_task(task_id)]
     for asked in in_parts(idle):
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=list(asked)))
         runs = await read_all_runs(worker.client, flow_run_filter=wanted)
         under_way = {run.id for run in runs if run.state is None or not run.state.is_final()}
         for task_id in asked:
-            if task_id in under_way or worker.has_task(task_id):
+            if task_id in under_way or worker.lives.has_task(task_id):
                 continue
             aside = folders.set_aside(task_id)
             if aside is not None:

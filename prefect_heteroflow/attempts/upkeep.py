@@ -122,7 +122,7 @@ class Upkeep:
         if flow_run_id is None or not worker.is_set_up:
             return
         if event.event in run_events.DUE:
-            if not worker.is_looked_after(flow_run_id) and run_events.concerns_pool(
+            if not worker.lives.asked_for(flow_run_id) and run_events.concerns_pool(
                 event, worker.work_pool.id
             ):
                 # The state may lie in the future; the poll finds only what is due.
@@ -136,7 +136,7 @@ class Upkeep:
         """An attempt run that was cancelled before it started ends its front run."""
         client = self._worker.client
         run = await client.read_flow_run(flow_run_id)
-        if transitions.is_attempt_run(run) and not self._worker.has_life(run.id):
+        if transitions.is_attempt_run(run) and run.id not in self._worker.lives:
             await close_cancelled(
                 client,
                 transitions.task_id_of(run),

@@ -29,6 +29,7 @@ from prefect.states import AwaitingRetry, Cancelled
 
 from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.run_pages import read_all_runs
+from prefect_heteroflow.orchestration.sent_once import set_state_once, state_as_json
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -89,7 +90,7 @@ async def await_approval(
     await write_hold(client, flow_run, hold)
     message = storable(message)
     out_of_reach: State[Any] = AwaitingRetry(scheduled_time=now + _OUT_OF_REACH, message=message)
-    if not await _accepted(client, flow_run, out_of_reach):
+    if not await set_state_once(client, flow_run.id, state_as_json(out_of_reach)):
         return False
     try:
         await client.update_flow_run(flow_run.id, job_variables=job_variables)
@@ -104,13 +105,8 @@ async def await_approval(
         state_details=StateDetails(pause_reschedule=True),
     )
     # Forced, because the rules pause only what runs; so a cancel of this very moment is checked.
-    await client.set_flow_run_state(flow_run.id, paused, force=True)
+    await set_state_once(client, flow_run.id, state_as_json(paused), force=True)
     return not await _cancelled_before_pause(client, flow_run)
-
-
-async def _accepted(client: PrefectClient, flow_run: FlowRun, state: State[Any]) -> bool:
-    result = await client.set_flow_run_state(flow_run.id, state)
-    return result.status.value == "ACCEPT"
 
 
 async def _cancelled_before_pause(client: PrefectClient, flow_run: FlowRun) -> bool:

@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Pending, Running, Submitting
 
 from prefect_heteroflow.core.valid_text import storable
+from prefect_heteroflow.orchestration.sent_once import set_state_once, state_as_json
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -76,20 +77,9 @@ async def await_retry(
     # 150 ms between its read and its write; on SQLite any write of others in between makes it fail
     # with 503, again and again when many runs fail at once. And no worker can take the run with
     # its old variables in between.
-    body = {
-        "state": {
-            "type": StateType.SCHEDULED.value,
-            "name": "AwaitingRetry",
-            "message": storable(message),
-            "data": {_STATE_DATA_KEY: job_variables},
-            "state_details": {"scheduled_time": due.isoformat()},
-        },
-    }
-    response = await client.request(
-        "POST", "/flow_runs/{id}/set_state", path_params={"id": flow_run.id}, json=body
-    )
-    response.raise_for_status()
-    return bool(response.json()["status"] == "ACCEPT")
+    state: State[Any] = AwaitingRetry(scheduled_time=due, message=message)
+    body = {**state_as_json(state), "data": {_STATE_DATA_KEY: job_variables}}
+    return await set_state_once(client, flow_run.id, body)
 
 
 async def show_job_variables(
@@ -141,8 +131,8 @@ async def _took(
 
 async def escalate(client: PrefectClient, flow_run_id: UUID, message: str) -> None:
     """Park the front run as `Escalated`: not final, and it holds no concurrency slot."""
-    state = State[Any](type=StateType.PAUSED, name=ESCALATED, message=storable(message))
-    await client.set_flow_run_state(flow_run_id, state, force=True)
+    state = State[Any](type=StateType.PAUSED, name=ESCALATED, message=message)
+    await set_state_once(client, flow_run_id, state_as_json(state), force=True)
 
 
 async def create_attempt_run(
@@ -205,7 +195,7 @@ async def finish(
     client: PrefectClient, flow_run_id: UUID, state: State[Any], *, force: bool = False
 ) -> bool:
     """End a run. `False` when the server refused, as it does for a run that has ended already."""
-    return await _accepted(client, flow_run_id, state, force=force)
+    return await set_state_once(client, flow_run_id, state_as_json(state), force=force)
 
 
 async def cancel_for_good(client: PrefectClient, flow_run_id: UUID, message: str) -> None:
@@ -233,33 +223,14 @@ async def _set_once(
     """Set a state that several workers may set at the same moment.
 
     The server takes a transition with the same id only once; the Python client would give each
-    request an id of its own, and drop `state.data`.
+    request an id of its own.
     """
-    data = state.data
-    if data is not None and hasattr(data, "model_dump"):
-        data = data.model_dump(mode="json")
-    body = {
-        "state": {
-            "type": state.type.value,
-            "name": state.name,
-            "message": storable(state.message) if state.message else state.message,
-            "data": data,
-            "state_details": {"transition_id": str(uuid5(flow_run_id, once))},
-        },
-    }
+    details = {"transition_id": str(uuid5(flow_run_id, once))}
+    body = {"state": {**state_as_json(state), "state_details": details}}
     response = await client.request(
         "POST", "/flow_runs/{id}/set_state", path_params={"id": flow_run_id}, json=body
     )
     response.raise_for_status()
-
-
-async def _accepted(
-    client: PrefectClient, flow_run_id: UUID, state: State[Any], *, force: bool = False
-) -> bool:
-    if state.message:
-        state = state.model_copy(update={"message": storable(state.message)})
-    result = await client.set_flow_run_state(flow_run_id, state, force=force)
-    return result.status.value == "ACCEPT"
 
 
 def ended_state(ending: str, message: str) -> State[Any]:
