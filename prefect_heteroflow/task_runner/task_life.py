@@ -43,6 +43,7 @@ from prefect_heteroflow.task_runner.attempts_elsewhere import (
 )
 from prefect_heteroflow.task_runner.cached_keys import with_checked_keys
 from prefect_heteroflow.task_runner.failures_raised import error_of
+from prefect_heteroflow.task_runner.left_by_body import end_what_is_left
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
 
@@ -233,6 +234,8 @@ class TaskLife:
                 self._record(outcome, AttemptStatus.COMPLETED)
             self._remember(outcome)
             return outcome.value
+        if outcome.kind in ("died", "timed_out", "cancelled"):
+            end_what_is_left(self._context(), outcome)
         if outcome.kind == "cancelled":
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
