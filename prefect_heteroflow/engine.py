@@ -27,7 +27,6 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -323,11 +322,7 @@ def _read_cluster(context: environment.AttemptContext) -> Cluster:
 
     async def read() -> Cluster:
         async with get_client() as client:
-            return await read_cluster(
-                client,
-                now=datetime.now(timezone.utc),
-                liveness_seconds=context.liveness_seconds,
-            )
+            return await read_cluster(client, liveness_seconds=context.liveness_seconds)
 
     try:
         cluster: Cluster | None = run_coro_as_sync(read())

@@ -346,5 +346,6 @@ def _diagnosis(row: Attempt | None, text: str) -> Diagnosis:
 
 
 def _outcome(pool: str, **values: Any) -> TaskOutcome:
+    # By this machine's clock, as Prefect stamps the states of task runs, which stand beside it.
     ended = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return TaskOutcome(pool=pool, ended=ended, **values)

@@ -20,7 +20,6 @@ from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.task_requirements import Requirements, exception_names
 from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
-from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.nodes import read_cluster
 from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.task_runner.children import Children
@@ -352,7 +351,7 @@ def _template_maker() -> Callable[[], Template]:
 def _read_cluster(liveness_seconds: float) -> Cluster:
     async def read() -> Cluster:
         async with get_client() as client:
-            return await read_cluster(client, now=utc_now(), liveness_seconds=liveness_seconds)
+            return await read_cluster(client, liveness_seconds=liveness_seconds)
 
     found: Cluster = run_coro_as_sync(read())
     return found
