@@ -23,6 +23,7 @@ from prefect.utilities.callables import call_with_parameters
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.causes import with_causes
+from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes
 from prefect_heteroflow.task_runner.frames import (
     Call,
     PartsSent,
@@ -301,9 +302,7 @@ def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
     """The reply of a body that raised."""
     info = exception_info(error)
     try:
-        data = contexts.to_pickle(error)
-        pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
-        data = with_causes(data, error)
+        data = with_causes(exception_bytes(error), error)
     except BaseException as problem:
         return Reply(kind=kind, text=f"{_words(error)} ({_words(problem)})", info=info)
     return Reply(kind=kind, value=data, text=_words(error), info=info)
