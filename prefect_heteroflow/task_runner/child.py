@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import pickle
 import signal
@@ -53,9 +54,15 @@ def prepare_template() -> None:
     for module in ("prefect.flow_engine", "prefect.task_engine", "prefect.artifacts"):
         import_module(module)
     ensure_logging_setup()
+    logging.getLogger("EventsWorker").addFilter(_is_worth_saying)
     marks_by_value()  # looks at all modules, once
     # The client alone takes 60 ms (TLS certificates); it connects when it is first used.
     _shared["client"] = get_client(sync_client=True)
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Not that events are waited for: that is so after each body which emits some."""
+    return not str(record.msg).startswith("Still processing items")
 
 
 class Channel:

@@ -391,8 +391,9 @@ def case_cached_callables(folder: str) -> Any:
         without_source("number + 2"),
     ]
     futures = []
+    make: Any = task
     for index, body in enumerate(bodies):
-        made = task(body, name=f"body-{index}", cache_policy=TASK_SOURCE, persist_result=True)  # type: ignore[call-overload]
+        made = make(body, name=f"body-{index}", cache_policy=TASK_SOURCE, persist_result=True)
         for _ in range(2):
             futures.append(made.submit(folder, 5))
             futures[-1].wait()
@@ -434,9 +435,10 @@ def case_hooks_see_the_task(folder: str) -> Any:
             hook(task, task_run, state)
 
     options: Any = {"on_running": [hook], "on_failure": [partial(hook)], "on_completion": [Hook()]}
+    make: Any = task
     seen = []
     for body in (succeed_second_time, fail):
-        made: Any = task(body, retries=1, timeout_seconds=60, **options)
+        made = make(body, retries=1, timeout_seconds=60, **options)
         seen.append(made.submit(folder))
         seen[-1].wait()
     return states(*seen)
