@@ -144,3 +144,20 @@ def test_keyword_exception_that_another_was_raised_from_arrives_with_it() -> Non
     error = run_flow(lambda: fail.submit().result(raise_on_failure=False))
     assert isinstance(error, ValueError)
     assert (type(error.__cause__), str(error.__cause__)) == (KeywordError, "code 5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "bodies"), [(TimeoutError, 2), (ValueError, 1)], ids=["hit", "near miss"]
+)
+def test_transient_type_is_retried_by_the_policy_and_its_words_in_another_type_are_not(
+    kind: type[Exception], bodies: int, tmp_path: Path
+) -> None:
+    """For a task that says nothing of retries."""
+
+    @task
+    def fetch(folder: str) -> None:
+        if note(folder, "body") == 1:
+            raise kind("Read timed out")
+
+    run_flow(lambda: fetch.submit(str(tmp_path)).wait())
+    assert (tmp_path / "notes").read_text().split() == ["body"] * bodies
