@@ -14,8 +14,9 @@ from prefect.transactions import IsolationLevel
 
 from prefect_heteroflow import HeteroTaskRunner
 
+_lock_manager: Any = MemoryLockManager
 LOCKED: Any = INPUTS.configure(
-    isolation_level=IsolationLevel.SERIALIZABLE, lock_manager=MemoryLockManager()
+    isolation_level=IsolationLevel.SERIALIZABLE, lock_manager=_lock_manager()
 )
 
 
