@@ -29,7 +29,10 @@ class RetryRules:
     def diagnose(self, evidence: Evidence) -> Diagnosis:
         """Why an attempt failed that is known to have failed."""
         found = diagnose(
-            evidence, user_rules=self.user_rules, retry_exceptions=self.retry_exceptions
+            evidence,
+            user_rules=self.user_rules,
+            retry_exceptions=self.retry_exceptions,
+            trusts_messages=False,
         )
         if found is not None:
             return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import random
 from collections.abc import Callable
@@ -41,7 +40,7 @@ from prefect_heteroflow.task_runner.attempts_elsewhere import (
     TaskOutcome,
     no_remote,
 )
-from prefect_heteroflow.task_runner.cached_keys import with_checked_keys
+from prefect_heteroflow.task_runner.engine_task import engine_copy
 from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.left_by_body import end_what_is_left
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
@@ -122,7 +121,7 @@ class TaskLife:
         self.engine_task = self._for_engine()
 
     def _for_engine(self) -> Task[..., Any]:
-        changed = copy.copy(with_checked_keys(self._task))
+        changed = engine_copy(self._task)
 
         @functools.wraps(self._task.fn)
         def body(*arguments: Any, **keywords: Any) -> Any:
@@ -376,7 +375,7 @@ class TaskLife:
             if isinstance(decision, Retry) and not (said and delay):
                 delay, jitter = decision.delay_seconds, None
         condition = self._task.retry_condition_fn
-        answer: Any = granted and (condition is None or condition(task, task_run, state))
+        answer: Any = granted and (condition is None or condition(self._task, task_run, state))
         if not answer:
             # The engine says that retries are exhausted, or that there were none.
             self.engine_task.retries = self._retries_granted
