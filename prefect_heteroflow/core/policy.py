@@ -136,6 +136,8 @@ class Place:
     node of the pool that fits."""
     avoid_nodes: tuple[str, ...] = ()
     """Nodes that must leave it alone."""
+    waits_for: str | None = None
+    """Node of the pool that would fit and is away now: the smaller ones leave the run alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
