@@ -48,16 +48,20 @@ def _wait_for_one_that_is_away(
     worker: RetryingWorker, resources: Resources, cluster: Cluster
 ) -> Route | None:
     own = worker.node.pool
-    later = route_when_back(
-        resources,
-        cluster,
-        current_pool=own,
-        containers=worker.containers,
-        stopped_too=True,  # a worker that is updated says goodbye too
-    )
-    # In the own pool this node leaves it alone from now on (see `placement`): it must know why.
-    waits = isinstance(later, Route) and (later.pool != own or later.waits_for is not None)
-    return later if waits and isinstance(later, Route) else None
+    for stopped_too in (False, True):
+        later = route_when_back(
+            resources,
+            cluster,
+            current_pool=own,
+            containers=worker.containers,
+            stopped_too=stopped_too,
+        )
+        if not isinstance(later, Route):
+            continue
+        # In the own pool this node has to leave it alone from now on: see `placement`.
+        if later.pool != own or (later.waits_for is not None and not stopped_too):
+            return later
+    return None
 
 
 def described(resources: Resources) -> str:
