@@ -172,7 +172,7 @@ class AttemptEnding:
         reason = f"The run asks for {asked}, more than node {self.row.node} has: {found.reason}."
         decision = Retry(
             resources=self.resources,
-            place=Place(pool=found.pool, node=found.node),
+            place=Place(pool=found.pool, node=found.node, waits_for=found.waits_for),
             delay_seconds=0.0,
             reason=reason,
         )
@@ -251,6 +251,7 @@ class AttemptEnding:
             self.row.node == node
             and decision.delay_seconds <= _IN_PLACE_SECONDS
             and place.node in (None, node)
+            and place.waits_for is None
             and node not in place.avoid_nodes
             and await self.worker.may_go_on(self.flow_run)
         )
@@ -317,10 +318,11 @@ class AttemptEnding:
             if value is not None:
                 variables[name] = value
         variables.pop("placement", None)
-        if place.node is not None or place.avoid_nodes:
+        if place.node is not None or place.avoid_nodes or place.waits_for is not None:
             variables["placement"] = {
                 "prefer": place.node,
                 "avoid": list(place.avoid_nodes),
+                "waits_for": place.waits_for,
                 "since": utc_now().isoformat(),
                 "strict": self.policy.retry_strategy is RetryStrategy.RETRY_SAME_NODE,
             }

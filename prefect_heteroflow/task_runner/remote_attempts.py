@@ -123,6 +123,7 @@ class OtherPools:
                     pool,
                     self._read_cluster,
                     timeout_seconds=self._lost_contact_timeout,
+                    resources=decision.resources,
                     say=lambda why: logger.warning("Attempt %d: %s.", call.attempt, why),
                 )
                 ended, why = self._wait(run, call.timeout_seconds, waiting)
