@@ -23,6 +23,7 @@ from prefect_heteroflow.core.job_values import (
     JobValues,
     parse_job_values,
 )
+from prefect_heteroflow.core.near_names import doubtful_variables
 from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB
 from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.orchestration.transitions import job_variables_of
@@ -229,6 +230,7 @@ class RetryConfiguration(BaseJobConfiguration):
     _refusal: str | None = PrivateAttr(default=None)
     _is_plain_job: bool = PrivateAttr(default=False)
     _memory_mb_was_set: bool = PrivateAttr(default=False)
+    _doubts: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def refusal(self) -> str | None:
@@ -244,6 +246,11 @@ class RetryConfiguration(BaseJobConfiguration):
     def memory_mb_was_set(self) -> bool:
         """A deployment or a run said `memory_mb`; it is not the pool's default."""
         return self._memory_mb_was_set
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """A sentence for each job variable that is ignored and most likely mistyped."""
+        return self._doubts
 
     @classmethod
     async def resolve_for_flow_run(
@@ -290,6 +297,11 @@ class RetryConfiguration(BaseJobConfiguration):
             )
         configuration._memory_mb_was_set = (
             "memory_mb" in run_variables or "memory_mb" in deployment_variables
+        )
+        configuration._doubts = doubtful_variables(
+            sorted({*run_variables, *deployment_variables}),
+            work_pool.base_job_template.get("variables", {}).get("properties", {}),
+            pool=work_pool.name,
         )
         return configuration
 

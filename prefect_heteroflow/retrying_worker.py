@@ -30,6 +30,7 @@ from prefect_heteroflow.attempts.life import AttemptLife
 from prefect_heteroflow.attempts.lives import Lives
 from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.retry_cleanup import RetryCleanup
+from prefect_heteroflow.attempts.start_checks import check_pool_type, check_pool_type_of
 from prefect_heteroflow.attempts.upkeep import Upkeep
 from prefect_heteroflow.attempts.worker_errors import close_after_error, text_of
 from prefect_heteroflow.core.attempts import Attempt
@@ -44,6 +45,7 @@ from prefect_heteroflow.orchestration.node_presence import NodePresence
 from prefect_heteroflow.orchestration.nodes import NodeNameTaken
 from prefect_heteroflow.orchestration.wakeups import Wakeups
 from prefect_heteroflow.prefect_hooks import PrefectHooks
+from prefect_heteroflow.setting_names import unknown_settings
 from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.user_rules_file import load_user_rules
 
@@ -129,7 +131,10 @@ class RetryingWorker(PrefectHooks):
 
     async def setup(self) -> None:
         """Probe the node, claim its name, then set up as every worker does."""
+        for problem in unknown_settings():
+            self._logger.warning("%s", problem)
         self._read_rules_file()
+        await check_pool_type_of(self._work_pool_name, self.type)
         self._presence = NodePresence(
             await self.probe_node(),
             liveness_seconds=self.heteroflow_settings.node_liveness_seconds,
@@ -350,8 +355,11 @@ class RetryingWorker(PrefectHooks):
         """Probe the node and say that it is alive.
 
         Raises:
-            WorkerCannotStart: Another worker has taken its name over.
+            WorkerCannotStart: Another worker has taken its name over, or the pool is for workers
+                of another type.
         """
+        if self._work_pool is not None:
+            check_pool_type(self._work_pool, self.type)
         try:
             await self._known_presence.publish(await self.probe_node(), self._work_pool)
         except NodeNameTaken as error:
@@ -401,6 +409,7 @@ class RetryingWorker(PrefectHooks):
         history: tuple[Attempt, ...],
         *,
         because: str | None = None,
+        is_elsewhere: bool = False,
         kept: KeptEnd | None = None,
     ) -> None:
         """Settle an attempt whose process is gone, or whose node is, as a lost one.
@@ -408,10 +417,11 @@ class RetryingWorker(PrefectHooks):
         Args:
             flow_run: The attempt's run, of any pool.
             history: All attempts of the task, that one last.
-            because: How it is known; without it, it is one of this node.
+            because: How it is known, if there is more to say than that.
+            is_elsewhere: It was one of another node: here is nothing left of it.
             kept: Its end, if an earlier process of this worker saw it.
         """
-        if because is None:
+        if not is_elsewhere:
             await self.end_left_attempt(flow_run.id)
         life = AttemptLife(self, flow_run, await self.configuration_for(flow_run))
         self.lives.add(life)

@@ -41,11 +41,16 @@ async def cordon_after_attempt(
 
 
 async def watch_gpu_faults(
-    client: PrefectClient, node: str, *, logger: logging.Logger | logging.LoggerAdapter[Any]
+    client: PrefectClient,
+    node: str,
+    *,
+    has_gpus: bool,
+    logger: logging.Logger | logging.LoggerAdapter[Any],
 ) -> None:
     """Cordon what the driver reports, as long as it runs; returns if the driver tells no events.
 
-    What the API does not take is kept and tried again after the next look.
+    What the API does not take is kept and tried again after the next look. That there are no
+    events is worth a line only where there are GPUs.
     """
     watch = XidWatch()
     await anyio.to_thread.run_sync(watch.__enter__)
@@ -60,7 +65,8 @@ async def watch_gpu_faults(
             elif watch.unavailable is not None:
                 await anyio.sleep(_WAIT_SECONDS)
             untold = await _tell(client, node, untold, logger)
-        logger.info("No Xid events of the driver: %s", watch.unavailable.reason)
+        level = logging.INFO if has_gpus else logging.DEBUG
+        logger.log(level, "No Xid events of the driver: %s", watch.unavailable.reason)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(watch.__exit__, None, None, None)

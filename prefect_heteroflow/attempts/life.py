@@ -238,6 +238,8 @@ class AttemptLife:
             await transitions.escalate(self._client, self.flow_run.id, standing)
             return False
         self._history = standing
+        for doubt in self._configuration.doubts if not standing else ():
+            self._logger.warning("%s", doubt)  # once, with the first attempt
         self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
         return await self._accept_values()
 

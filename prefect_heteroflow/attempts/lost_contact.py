@@ -210,7 +210,8 @@ class LostContact:
         if left.what is Left.ATTEMPT:
             away = "is away" if not suspect.was_stopped else "has no worker: it was stopped"
             reason = f"Node {suspect.node} {away}. {lost.reason}"
-            await worker.settle_lost(run, of_node(left, suspect.node), because=reason)
+            history = of_node(left, suspect.node)
+            await worker.settle_lost(run, history, because=reason, is_elsewhere=True)
         elif left.what is Left.DECISION:
             await go_on_after(worker, transitions.task_id_of(run), run)
         else:

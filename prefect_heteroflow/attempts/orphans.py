@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -59,6 +59,7 @@ class Orphans:
         self._worker = worker
         self._seen: dict[UUID, tuple[UUID, int]] | None = None
         """Runs that nobody looked after at the last look: the state, and at how many looks."""
+        self._since = utc_now()
 
     async def look(self) -> None:
         """Settle each run of this pool that this node was running and of which nothing is left.
@@ -138,14 +139,28 @@ class Orphans:
                 left, run
             )  # a container would have been found again, a child never is
         if left.what is Left.ATTEMPT:
-            node = worker.node.name if owner is Whose.OURS else None
-            because = None if node else "The worker that had taken it gave no sign of life."
-            await worker.settle_lost(run, of_node(left, node), because=because)
+            if owner is Whose.OURS:
+                history = of_node(left, worker.node.name)
+                because = self._why_lost(history[-1])
+            else:
+                history = of_node(left, None)
+                because = "The worker that had taken it gave no sign of life."
+            await worker.settle_lost(run, history, because=because)
         elif left.what is Left.DECISION:
             await go_on_after(worker, task_id, run)
         else:
             message = "The worker ended before the attempt was started."
             await schedule_again(worker, run, message, planned_in(left.history))
+
+    def _why_lost(self, row: Attempt) -> str | None:
+        """Processes end with their worker; one that began before this worker did has done so."""
+        worker, started = self._worker, row.started
+        if worker.containers or not started or datetime.fromisoformat(started) >= self._since:
+            return None
+        return (
+            f"The worker of node {worker.node.name} ended while the attempt ran, and its processes"
+            " with it."
+        )
 
     async def _whose(self, left: LeftBehind, run: FlowRun, looks: int) -> Whose:
         worker = self._worker

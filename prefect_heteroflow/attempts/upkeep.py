@@ -143,7 +143,10 @@ class Upkeep:
             )
 
     async def _hear_xids(self) -> None:
-        await watch_gpu_faults(self._worker.client, self._worker.node.name, logger=self._logger)
+        node = self._worker.node
+        await watch_gpu_faults(
+            self._worker.client, node.name, has_gpus=bool(node.gpus), logger=self._logger
+        )
 
     async def _adopt_left_attempts(self) -> None:
         """Once: attempts of an earlier process of this worker."""

@@ -24,12 +24,18 @@ if TYPE_CHECKING:
     from prefect_heteroflow.orchestration.nodes import Registry
     from prefect_heteroflow.settings import HeteroflowSettings
 
-nodes_app = typer.Typer(help="Show the nodes, and keep one out of use.", no_args_is_help=False)
-node_app = typer.Typer(help="Keep one node out of use, or use it again.", no_args_is_help=True)
+_warned: set[str] = set()
+
+nodes_app = typer.Typer(
+    help="Show the nodes, keep one out of use, or forget it.", no_args_is_help=False
+)
+node_app = typer.Typer(
+    help="Keep one node out of use, use it again, or forget it.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
-    """Add `nodes` and `node` to the app, each with `cordon` and `uncordon`."""
+    """Add `nodes` and `node` to the app, each with `cordon`, `uncordon` and `forget`."""
     app.add_typer(nodes_app, name="nodes")
     app.add_typer(node_app, name="node")
 
@@ -87,6 +93,32 @@ def uncordon(
         typer.echo(f"Node {name} was not cordoned.")
 
 
+@node_app.command("forget")
+@nodes_app.command("forget")
+@api_errors()
+def forget(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NODE...", help="The nodes.", show_default=False)
+    ],
+) -> None:
+    """Remove nodes that do not come back, with their cordons. Their workers must have stopped."""
+    for name, was_cordoned in asyncio.run(_forget(names)).items():
+        cordon = ", and so is its cordon" if was_cordoned else ""
+        typer.echo(f"Node {name} is forgotten{cordon}.")
+
+
+async def _forget(names: Sequence[str]) -> dict[str, bool]:
+    from prefect_heteroflow.attempts.forgetting import NotForgotten, forget_nodes
+    from prefect_heteroflow.orchestration.clock import utc_now
+
+    liveness = liveness_seconds()
+    async with api_client() as client:
+        try:
+            return await forget_nodes(client, names, now=utc_now(), liveness_seconds=liveness)
+        except NotForgotten as error:
+            raise CommandError(str(error), exit_code=EXIT_REFUSED) from error
+
+
 async def _cordon(name: str, reason: str) -> None:
     from prefect_heteroflow.orchestration.clock import utc_now
     from prefect_heteroflow.orchestration.nodes import cordon_node
@@ -142,7 +174,7 @@ def liveness_seconds() -> float:
 
 
 def read_settings() -> HeteroflowSettings:
-    """The package's settings.
+    """The package's settings; a command warns once of those that do not exist.
 
     Raises:
         CommandError: Some setting of the package, or the file of all, cannot be read; names it.
@@ -153,11 +185,22 @@ def read_settings() -> HeteroflowSettings:
     from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 
     try:
-        return HeteroflowSettings()
+        settings = HeteroflowSettings()
     except ValidationError as error:
         raise CommandError(settings_problem(error), exit_code=EXIT_REFUSED) from error
     except SettingsError as error:  # a `prefect.toml` that is no TOML, for example
         raise CommandError(f"{error}.", exit_code=EXIT_REFUSED) from error
+    _warn_of_unknown_settings()
+    return settings
+
+
+def _warn_of_unknown_settings() -> None:
+    from prefect_heteroflow.setting_names import unknown_settings
+
+    for problem in unknown_settings():
+        if problem not in _warned:
+            _warned.add(problem)  # commands read the settings more than once
+            typer.secho(f"Warning: {problem}", fg="yellow", err=True)
 
 
 def nodes_parts(records: Sequence[NodeRecord], *, now: datetime) -> list[RenderableType]:

@@ -18,6 +18,7 @@ from prefect_heteroflow.cli.nodes import read_settings
 from prefect_heteroflow.container_job import DEPLOYMENT_NAME, ENTRYPOINT, container_job
 from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
+from prefect_heteroflow.core.near_names import doubtful_variables
 from prefect_heteroflow.core.resources import Cluster, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS, NoRoute, is_declared, route
 from prefect_heteroflow.orchestration.nodes import read_cluster
@@ -62,6 +63,8 @@ class Submitted:
     pool: str
     registered: bool
     """The deployment did not exist and was created for it."""
+    doubts: tuple[str, ...] = ()
+    """A sentence for each job variable that is ignored and most likely mistyped."""
 
 
 def check_request(request: JobRequest) -> CheckedRequest:
@@ -137,7 +140,9 @@ async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitte
     if deployment is None:
         deployment = await _register_deployment(client, pool.name)
     run = await _create_run(client, deployment, pool.name, request.name, checked.job_variables)
-    return Submitted(flow_run=run, pool=pool.name, registered=registered)
+    known = pool.base_job_template.get("variables", {}).get("properties", {})
+    doubts = doubtful_variables(variables, known, pool=pool.name)
+    return Submitted(flow_run=run, pool=pool.name, registered=registered, doubts=doubts)
 
 
 def room_problem(

@@ -105,6 +105,8 @@ def submit(
             name=name,
         )
     )
+    for doubt in submitted.doubts:
+        typer.secho(f"Warning: {doubt}", fg="yellow", err=True)
     url = _url(submitted)
     if not as_json:
         _tell(submitted, deployment, url)

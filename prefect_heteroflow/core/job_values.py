@@ -40,6 +40,8 @@ POLICY_NAMES = (
 """Job variables that a setting of the same name is the default of."""
 RESOURCE_NAMES = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
 """Job variables that say what the first attempt gets."""
+JOB_VARIABLE_NAMES = (*RESOURCE_NAMES, *POLICY_NAMES, "progress_file", "placement")
+"""All job variables of ours."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(

@@ -57,6 +57,7 @@ __all__ = [
     "Registry",
     "claim_node_name",
     "cordon_node",
+    "forget_node",
     "publish_node",
     "read_cluster",
     "read_registry",
@@ -183,6 +184,19 @@ async def _read_cordon(client: PrefectClient, name: str) -> Cordon:
 async def uncordon_node(client: PrefectClient, name: str) -> bool:
     """Let a node and all its GPUs be used again; False if nothing was cordoned."""
     return await delete_variable(client, cordon_variable_name(name))
+
+
+async def forget_node(client: PrefectClient, name: str) -> bool:
+    """Remove what was published of a node, and its cordon; true if it was cordoned.
+
+    A worker that lives all the same publishes its node anew with its next heartbeat.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    # The cordon last: a node that is still there must not come into use when this breaks off.
+    await delete_variable(client, node_variable_name(name))
+    return await uncordon_node(client, name)
 
 
 async def read_cluster(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ import typer
 from click.testing import Result
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
@@ -23,8 +25,10 @@ from typer.testing import CliRunner
 
 from prefect_heteroflow.cli import nodes, pools
 from prefect_heteroflow.cli.nodes import age_text, gpus_text
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.resources import Gpu, Node
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import write_attempts
 from prefect_heteroflow.orchestration.nodes import cordon_node, publish_node
 from tests.support import free_port
 from tests.support.prefect_server import PrefectServer
@@ -153,6 +157,91 @@ def test_nodes_show_why_and_since_when_something_is_cordoned(api: PrefectServer)
     assert node["cordoned_at"] == at.isoformat()
 
 
+def node_names() -> list[str]:
+    return [it["name"] for it in json.loads(run_command("nodes", "--json").stdout)["nodes"]]
+
+
+@pytest.mark.parametrize("word", ["node", "nodes"])
+def test_node_that_is_gone_is_forgotten(api: PrefectServer, word: str) -> None:
+    """What was decommissioned does not stand in the list for ever."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool, age=7200)
+    publish(f"{pool}-b", pool, age=7200)
+    result = run_command(word, "forget", f"{pool}-a", f"{pool}-b")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"Node {pool}-a is forgotten.\nNode {pool}-b is forgotten.\n",
+    )
+    assert not {f"{pool}-a", f"{pool}-b"} & set(node_names())
+
+
+def test_forgotten_node_loses_its_cordon(api: PrefectServer) -> None:
+    """A new machine of the same name must not be out of use for a reason that nobody sees."""
+    pool = new_pool()
+    name = f"{pool}-a"
+    publish(name, pool, age=7200)
+    run_command("node", "cordon", name)
+    assert run_command("node", "forget", name).stdout == (
+        f"Node {name} is forgotten, and so is its cordon.\n"
+    )
+    publish(name, pool)
+    assert run_command("node", "uncordon", name).stdout == f"Node {name} was not cordoned.\n"
+
+
+def test_node_whose_worker_lives_is_not_forgotten(api: PrefectServer) -> None:
+    """Nor are those that were named with it."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool, age=7200)
+    publish(f"{pool}-b", pool, age=12)
+    result = run_command("node", "forget", f"{pool}-a", f"{pool}-b")
+    assert result.exit_code == 2
+    assert re.fullmatch(
+        rf"Error: Node {pool}-b is in use: its worker was heard of 1\d s ago; stop it first\.",
+        result.stderr.strip(),
+    )
+    assert {f"{pool}-a", f"{pool}-b"} <= set(node_names())
+
+
+def test_unknown_node_is_not_forgotten(api: PrefectServer) -> None:
+    """With a list of those that there are."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool, age=7200)
+    result = run_command("node", "forget", f"{pool}-a", "no-such-node")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: There is no node 'no-such-node'. There are: ")
+    assert f"{pool}-a" in node_names()
+
+
+def test_node_with_a_run_that_nobody_has_moved_is_not_forgotten(api: PrefectServer) -> None:
+    """Only runs of published nodes are noticed as lost: this one would stay `Running` for ever."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool, age=7200)
+
+    async def leave_run(client: PrefectClient) -> FlowRun:
+        flow_id = await client.create_flow_from_name("left")
+        body = {"flow_id": str(flow_id), "work_pool_name": pool, "state": {"type": "RUNNING"}}
+        run = FlowRun.model_validate(
+            (await client.request("POST", "/flow_runs/", json=body)).json()
+        )
+        row = Attempt(
+            attempt=1,
+            flow_run_id=str(run.id),
+            status=AttemptStatus.RUNNING,
+            pool=pool,
+            node=f"{pool}-a",
+        )
+        await write_attempts(client, run.id, [row], summary=False)
+        return run
+
+    run = with_client(leave_run)
+    result = run_command("node", "forget", f"{pool}-a")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"Error: Node {pool}-a has runs that are not settled yet: {run.name}. "
+    )
+    assert f"{pool}-a" in node_names()
+
+
 def test_pool_is_tagged_listed_and_untagged(api: PrefectServer) -> None:
     """The way a user declares a pool that has no live node yet."""
     pool = new_pool()
@@ -205,6 +294,7 @@ COMMANDS = [
     ["nodes", "cordon", "n"],
     ["node", "cordon", "n"],
     ["nodes", "uncordon", "n"],
+    ["node", "forget", "n"],
     ["pool", "ls"],
     ["pool", "tag", "p", "--memory-mb", "1"],
     ["pool", "untag", "p"],
@@ -234,6 +324,19 @@ def test_unreadable_setting_is_one_line(
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {name} is 'soon': ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_name_that_is_no_setting_is_told_once(
+    api: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On standard error: scripts read the other one. Its value may be a secret."""
+    monkeypatch.setenv("PREFECT_INTEGRATIONS_HETEROFLOW_NODE_LIVENES", "hunter2")
+    result = run_command("nodes", "--json")
+    assert json.loads(result.stdout)
+    assert result.stderr.splitlines() == [
+        "Warning: PREFECT_INTEGRATIONS_HETEROFLOW_NODE_LIVENES is no setting of prefect-heteroflow"
+        " and is ignored; did you mean NODE_LIVENESS_SECONDS?"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,24 @@ def test_pool_of_another_type_is_refused(pool: str) -> None:
     assert (result.exit_code, "type 'process'" in result.stderr) == (2, True)
 
 
+def test_mistyped_job_variable_of_the_deployment_is_told(pool: str) -> None:
+    """The run would go on without it, and nobody would know why. What is not ours is left alone."""
+    first = submitted(*JOB, "--pool", pool)
+
+    async def mistype(client: PrefectClient) -> None:
+        assert first.deployment_id is not None
+        body = {"job_variables": {"max_retrys": 7, "team": "vision"}}
+        await client.request("PATCH", f"/deployments/{first.deployment_id}", json=body)
+
+    with_client(mistype)
+    result = run_command(*JOB)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        f"Warning: max_retrys is no job variable of pool '{pool}' and is ignored; did you mean"
+        " max_retries?"
+    ]
+
+
 NODE = Node(
     name="node-1",
     pool="gpu-8gb",

@@ -180,13 +180,19 @@ def test_example_of_the_readme_completes_with_twice_the_memory(
     assert [row["memory_mb"] for row in api.rows(flow_run)] == [2048, 4096]
 
 
-def deployed(server: PrefectServer, api: Api, folder: Path, config: dict[str, Any]) -> Any:
+def deployed(
+    server: PrefectServer,
+    api: Api,
+    folder: Path,
+    config: dict[str, Any],
+    pool_type: str = "heteroflow",
+) -> Any:
     """The deployment `train/nightly` after `prefect deploy --all` with this `prefect.yaml`."""
     (folder / "train.py").write_text(EXAMPLE, encoding="utf-8")
     (folder / "prefect.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     pool = config["deployments"][0]["work_pool"]["name"]
     if pool not in [each["name"] for each in api.post("/work_pools/filter", {})]:
-        api.create_pool(pool, "heteroflow")
+        api.create_pool(pool, pool_type)
     done = subprocess.run(
         [PREFECT, "--no-prompt", "deploy", "--all"],
         cwd=folder,
@@ -199,10 +205,11 @@ def deployed(server: PrefectServer, api: Api, folder: Path, config: dict[str, An
     return api.get("/deployments/name/train/nightly")
 
 
-def readme_deployment() -> dict[str, Any]:
-    """The `prefect.yaml` of "On real nodes"."""
+def readme_deployment(index: int = 0) -> dict[str, Any]:
+    """The `prefect.yaml` of "On real nodes": for containers, and for processes."""
     examples = [yaml.safe_load(text) for text in blocks(README, "yaml")]
-    return next(each for each in examples if "deployments" in each)
+    found: list[dict[str, Any]] = [each for each in examples if "deployments" in each]
+    return found[index]
 
 
 def test_deployment_of_the_readme_finds_its_code_in_the_image(
@@ -213,6 +220,37 @@ def test_deployment_of_the_readme_finds_its_code_in_the_image(
     found = deployed(server, api, tmp_path, config)
     assert found["pull_steps"] == config["pull"]
     assert found["job_variables"] == config["deployments"][0]["work_pool"]["job_variables"]
+
+
+def test_deployment_of_the_readme_for_processes_finds_its_code_in_a_folder_of_the_node(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    config = readme_deployment(1)
+    found = deployed(server, api, tmp_path, config, "heteroflow-process")
+    assert found["pull_steps"] == config["pull"]
+    assert found["job_variables"] == config["deployments"][0]["work_pool"]["job_variables"]
+
+
+def test_list_on_the_command_line_of_the_readme_reaches_the_run_as_a_list(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """Prefect reads the value of a job variable as JSON."""
+    deployed(server, api, tmp_path, readme_deployment(1), "heteroflow-process")
+    (command,) = [each for each in commands("prefect") if "retry_on=" in each]
+    done = subprocess.run(
+        [PREFECT, *shlex.split(command)[1:]],
+        env=server.env(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = [
+        each
+        for each in api.post("/flow_runs/filter", {})
+        if "retry_on" in (each["job_variables"] or {})
+    ]
+    assert run["job_variables"]["retry_on"] == ["Checkpoint not found"]
 
 
 @pytest.mark.parametrize("has_image", [True, False], ids=["with an image", "without"])

@@ -134,3 +134,22 @@ def test_task_that_fits_no_node_is_told_what_its_flow_run_has(
     (row,) = task_rows(api, run)
     assert "it requires memory_mb=2500, which no node has" in row["reason"]
     assert "this flow run has 600 MB of memory" in row["reason"]
+
+
+def test_mistyped_job_variable_is_told_once_in_the_log_of_the_run(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """With the first attempt; a variable that is nothing of ours is left alone."""
+    deployment = api.deploy("application_error", POOL, name="mistyped")
+    twice = {"retry_exceptions": True, "max_retries": 1, "retry_delay": 0, "retry_jitter": 0}
+    with Worker(server, tmp_path, pool=POOL, node="under-mistyped"):
+        run = api.submit(
+            deployment,
+            {"notes": str(tmp_path / "notes")},
+            {**twice, "max_retrys": 7, "team": "vision"},
+        )
+        assert api.wait_end(run).name == "Failed"
+    assert len(api.rows(run)) == 2
+    assert [line for line in api.logs(run) if "is no job variable" in line] == [
+        f"max_retrys is no job variable of pool '{POOL}' and is ignored; did you mean max_retries?"
+    ]

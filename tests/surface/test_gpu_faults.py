@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,9 +14,12 @@ import pytest
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from prefect_heteroflow.attempts import gpu_faults
 from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.core.classify import diagnose
 from prefect_heteroflow.core.failures import Evidence
+from prefect_heteroflow.infra.nvml import NvmlUnavailable
+from prefect_heteroflow.infra.nvml_events import XidWatch
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.node_values import cordon_variable_name
 from prefect_heteroflow.orchestration.nodes import cordon_node
@@ -35,7 +39,8 @@ from prefect_heteroflow.attempts.gpu_faults import watch_gpu_faults
 async def main():
     async with get_client() as client:
         print("up", flush=True)
-        await watch_gpu_faults(client, sys.argv[1], logger=logging.getLogger("faults"))
+        logger = logging.getLogger("faults")
+        await watch_gpu_faults(client, sys.argv[1], has_gpus=True, logger=logger)
 asyncio.run(main())
 """
 
@@ -85,6 +90,33 @@ def cordon_of(api: Api, node: str) -> dict[str, Any] | None:
     body = {"variables": {"name": {"any_": [cordon_variable_name(node)]}}}
     found = api.post("/variables/filter", body)
     return found[0]["value"] if found else None
+
+
+class DeafWatch(XidWatch):
+    """Of a machine without NVML."""
+
+    def __enter__(self) -> DeafWatch:
+        self.unavailable = NvmlUnavailable("NVML cannot be used: no library.")
+        return self
+
+
+@pytest.mark.parametrize(("has_gpus", "level"), [(False, logging.DEBUG), (True, logging.INFO)])
+async def test_missing_xid_events_are_worth_a_line_only_where_there_are_gpus(
+    client: PrefectClient,
+    node: str,
+    has_gpus: bool,
+    level: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On a machine without any, it looked like something that is broken."""
+    monkeypatch.setattr(gpu_faults, "XidWatch", DeafWatch)
+    logger = logging.getLogger("tests.faults")
+    with caplog.at_level(logging.DEBUG, logger.name):
+        await gpu_faults.watch_gpu_faults(client, node, has_gpus=has_gpus, logger=logger)
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (level, "No Xid events of the driver: NVML cannot be used: no library.")
+    ]
 
 
 def test_fault_that_the_driver_reports_cordons_the_gpu_and_then_the_node(

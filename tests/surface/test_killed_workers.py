@@ -53,10 +53,12 @@ def test_child_ends_with_its_killed_worker_and_its_folders_at_the_next_start(
         worker.stop()
 
 
-def killed_in_its_first_attempt(api: Api, worker: Worker, notes: Path, name: str) -> str:
+def killed_in_its_first_attempt(
+    api: Api, worker: Worker, notes: Path, name: str, **variables: object
+) -> str:
     """A run whose worker is killed, and its process with it, while attempt 1 runs."""
     worker.start()
-    flow = api.deploy("sleepy", POOL, name=name, job_variables={"memory_mb": 512})
+    flow = api.deploy("sleepy", POOL, name=name, job_variables={"memory_mb": 512, **variables})
     run = api.submit(flow, {"notes": str(notes), "seconds": 4.0})
     wait_until(notes.exists, what="start of the flow", timeout_seconds=60)
     wait_until(lambda: api.rows(run), what="row of attempt 1")
@@ -77,6 +79,24 @@ def goes_on_once(api: Api, worker: Worker, run: str, *, attempts: int) -> list[d
     assert [row["attempt"] for row in rows] == list(range(1, attempts + 1))
     assert [state.name for state in api.states(run) if state.is_final] == ["Completed"]
     return rows
+
+
+def test_attempt_that_ended_with_its_worker_says_so(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    """`Contact was lost and nothing tells why` left its reader alone."""
+    notes = tmp_path / "notes"
+    run = killed_in_its_first_attempt(api, worker, notes, "told", infrastructure_retries=0)
+    worker.start()
+    try:
+        assert api.wait_end(run).name == "Crashed"
+    finally:
+        worker.stop()
+    (row,) = api.rows(run)
+    assert (row["failure"], row["reason"]) == (
+        "NodeLost",
+        "The worker of node node-killed ended while the attempt ran, and its processes with it.",
+    )
 
 
 def test_killed_between_row_and_state_the_planned_attempt_follows(

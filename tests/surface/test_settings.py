@@ -94,6 +94,22 @@ def test_worker_with_a_setting_out_of_range_does_not_start(
     assert "Traceback" not in worker.log()
 
 
+def test_worker_warns_once_of_names_that_are_no_settings(
+    server: PrefectServer, tmp_path: Path
+) -> None:
+    """Prefect ignores them without a word. The value may be a secret."""
+    text = "[integrations.heteroflow]\nretry_dellay = 7\n"
+    (tmp_path / "prefect.toml").write_text(text, encoding="utf-8")
+    settings = {f"{PREFIX}MAX_RETRY": "hunter2"}
+    with Worker(
+        server, tmp_path, pool="typos", node="typos", settings=settings, folder=tmp_path
+    ) as worker:
+        log = worker.log()
+    assert log.count("MAX_RETRY is no setting of prefect-heteroflow and is ignored; did you") == 1
+    assert log.count("did you mean retry_delay?") == 1
+    assert "hunter2" not in log
+
+
 def test_task_runner_with_a_setting_out_of_range_says_which(
     server: PrefectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

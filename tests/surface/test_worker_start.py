@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.objects import WorkPool
 
+from prefect_heteroflow.attempts.backend import WorkerCannotStart
+from prefect_heteroflow.process_worker import HeteroflowProcessWorker
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
 
@@ -49,6 +53,45 @@ def test_declared_gpus_that_cannot_be_read_are_refused_with_their_text(
     assert worker.wait_end() == 1
     assert gpus in worker.log()
     assert "Traceback" not in worker.log()
+
+
+@pytest.mark.parametrize("pool_type", ["process", "heteroflow"])
+def test_worker_of_another_type_than_its_pool_is_refused(
+    server: PrefectServer, api: Api, tmp_path: Path, pool_type: str
+) -> None:
+    """Prefect only warns, and then runs go where they cannot be started."""
+    pool = f"other-{pool_type}"
+    api.create_pool(pool, pool_type)
+    worker = Worker(server, tmp_path, pool=pool, node=pool)
+    worker.start(wait=False)
+    try:
+        assert worker.wait_end() == 1
+    finally:
+        worker.kill()
+    assert (
+        f"The worker cannot run. Work pool '{pool}' is of type '{pool_type}' and this worker of"
+        f" type 'heteroflow-process': start it with `--type {pool_type}`, or for a pool of its own"
+        " type (`prefect work-pool create NAME --type heteroflow-process`)."
+    ) in " ".join(worker.log().split())
+    assert "Traceback" not in worker.log()
+
+
+async def test_pool_of_another_type_ends_a_worker_that_could_not_ask_at_its_start() -> None:
+    """The API was away then; nothing is published for the pool."""
+    worker = HeteroflowProcessWorker(work_pool_name="late")
+    worker._work_pool = WorkPool(
+        name="late", type="process", default_queue_id=uuid4(), base_job_template={}
+    )
+    with pytest.raises(WorkerCannotStart, match="'late' is of type 'process'"):
+        await worker.publish()
+
+
+def test_pool_that_does_not_exist_is_created_with_the_type_of_its_worker(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """As with every worker of Prefect."""
+    with Worker(server, tmp_path, pool="made-by-worker", node="maker"):
+        assert api.get("/work_pools/made-by-worker")["type"] == "heteroflow-process"
 
 
 def test_second_worker_with_the_same_node_name_is_refused(
