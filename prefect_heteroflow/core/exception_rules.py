@@ -110,6 +110,13 @@ def _one(info: ExceptionInfo, *, trusts_messages: bool) -> tuple[Role, Diagnosis
     return None
 
 
+_CLIENT_LIBRARIES = frozenset(
+    "aiohttp asyncpg azure botocore elasticsearch google grpc httpcore httpx kombu paramiko psycopg"
+    " psycopg2 pymongo pymysql redis requests sqlalchemy sqlite3 urllib3".split()
+)
+"""Clients of servers: what their errors say, the other side or the connection has said."""
+
+
 def _matches(text: str) -> list[Match]:
     return [
         match
@@ -119,10 +126,12 @@ def _matches(text: str) -> list[Match]:
 
 
 def _is_transient_by_type(info: ExceptionInfo, name: str) -> bool:
-    """Whether the type stands for transient failures, by its bases, by its name, or as `OSError`.
+    """Whether the type stands for transient failures: by its bases, its name or its library.
 
-    The latter's message is the operating system's if it has a number.
+    The message of an `OSError` is the operating system's if it has a number.
     """
+    if name.partition(".")[0] in _CLIENT_LIBRARIES:
+        return True
     if "builtins.OSError" in info.type_names and "[Errno " in info.message:
         return True
     known = next((TYPES[base] for base in info.type_names if base in TYPES), None)

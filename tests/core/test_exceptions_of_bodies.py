@@ -42,6 +42,17 @@ def raised_from(error: Exception, cause: Exception) -> ExceptionInfo:
             FailureClass.DISK_PRESSURE,
             FailureClass.DISK_PRESSURE,
         ),
+        (
+            named("httpx.HTTPStatusError", "Server error '503 Service Unavailable' for url"),
+            FailureClass.TRANSIENT_ERROR,
+            FailureClass.TRANSIENT_ERROR,
+        ),
+        (
+            named("sqlite3.OperationalError", "database is locked"),
+            FailureClass.TRANSIENT_ERROR,
+            FailureClass.TRANSIENT_ERROR,
+        ),
+        (named("httpxtra.Told", "Server error '503 Service Unavailable' for"), APPLICATION, None),
         (exception_info(OSError("No space left on device")), APPLICATION, None),
         (exception_info(ValueError("Read timed out")), APPLICATION, NETWORK),
         (exception_info(Told("503 Service Unavailable")), APPLICATION, None),
