@@ -156,11 +156,19 @@ def serve(descriptor: int) -> int:
             return LEFT  # a fork of the body came out of it: it has nothing to say
         if threading.active_count() > 1:  # without a thread of Prefect's there are no events
             EventsWorker.drain_all()
+        _flush_output()
         try:
             channel.send("reply", reply)
         except OSError:
             return CHANNEL_LOST
     return LEFT
+
+
+def _flush_output() -> None:
+    """What the body printed is out, whatever becomes of this process; as files it is buffered."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, gone, or something that the body put there
+            stream.flush()
 
 
 class _Part:
@@ -203,6 +211,8 @@ class _Runner:
         if call.path is not None:
             sys.path[:] = call.path + [path for path in sys.path if path not in call.path]
             invalidate_caches()
+        if call.argv is not None:
+            sys.argv[:] = call.argv
         try:
             task, flow, run = self._load(call)
         except BaseException as error:

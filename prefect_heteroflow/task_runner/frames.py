@@ -34,6 +34,8 @@ class Call:
     """Working folder."""
     path: list[str] | None
     """`sys.path` of the flow, if it has changed."""
+    argv: list[str] | None
+    """`sys.argv` of the flow, if it has changed."""
     tells_start: bool
     """The child says when the body starts: its time limit counts from then, not from imports."""
 
