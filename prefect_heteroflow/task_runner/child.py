@@ -27,8 +27,7 @@ from prefect_heteroflow.task_runner.frames import (
     Call,
     PartsSent,
     Reply,
-    from_bytes,
-    receive_frame,
+    receive_call,
     send_frame,
     to_bytes,
 )
@@ -73,11 +72,10 @@ class Channel:
     def receive(self) -> Call | None:
         """The next call; `None` when the flow's process has closed the connection."""
         try:
-            data = receive_frame(self._descriptor)
+            call = receive_call(self._descriptor)
         except (EOFError, OSError):
             return None
         self._interrupted = False
-        call: Call = from_bytes(data)
         return call
 
     def send(self, kind: str, payload: Any) -> None:

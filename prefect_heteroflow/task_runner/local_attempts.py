@@ -27,7 +27,7 @@ from prefect_heteroflow.task_runner.children import (
 )
 from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
 from prefect_heteroflow.task_runner.flow_interpreter import arguments
-from prefect_heteroflow.task_runner.frames import Call, Reply, send_frame, to_bytes
+from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
 from prefect_heteroflow.task_runner.modules_by_value import can_import
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
@@ -105,11 +105,13 @@ class LocalAttempts:
         started = _now()
         child.calls += 1
         sent_bytes = len(packed.run)
+        message = self._message(child, call, packed)
+        packed.body = packed.run = b""
         reply: Reply | None = None
         inner = InnerRuns()
         timed_out = foreign = False
         try:
-            self._send(child, call, packed)
+            _send(child, message)
             reply = read_reply(child, inner, timeout_seconds=call.timeout_seconds)
         except TimeoutError:
             timed_out = True
@@ -130,23 +132,6 @@ class LocalAttempts:
         if foreign and ended.kind == "died":
             ended = replace(ended, text=_FOREIGN)
         return replace(ended, sent_bytes=sent_bytes)
-
-    def _send(self, child: Child, call: TaskCall, packed: _Packed) -> None:
-        """Send what was packed, and drop it: the body may run for hours."""
-        message = self._message(child, call, packed)
-        packed.body = packed.run = b""
-        known = child.process
-        path, argv = list(sys.path), arguments()
-        if path != known.known_path:
-            message.path = absolute_path(path)
-        if argv != known.known_argv:
-            message.argv = argv
-        send_frame(known.connection.fileno(), to_bytes(message))
-        # Only what was sent is known to the child; its own notes are in the same order.
-        child.bodies.put(message.body_key, True)
-        if message.flow_key is not None:
-            child.flows.put(message.flow_key, True)
-        known.known_path, known.known_argv = path, argv
 
     def _message(self, child: Child, call: TaskCall, packed: _Packed) -> Call:
         body_key = hashlib.blake2b(packed.body, digest_size=16).hexdigest()
@@ -276,6 +261,21 @@ class LocalAttempts:
 
     def _outcome(self, **values: Any) -> TaskOutcome:
         return TaskOutcome(pool=self._node.pool, node=self._node.name, ended=_now(), **values)
+
+
+def _send(child: Child, message: Call) -> None:
+    known = child.process
+    path, argv = list(sys.path), arguments()
+    if path != known.known_path:
+        message.path = absolute_path(path)
+    if argv != known.known_argv:
+        message.argv = argv
+    send_call(known.connection.fileno(), message)
+    # Only what was sent is known to the child; its own notes are in the same order.
+    child.bodies.put(message.body_key, True)
+    if message.flow_key is not None:
+        child.flows.put(message.flow_key, True)
+    known.known_path, known.known_argv = path, argv
 
 
 def _working_folder() -> str:
