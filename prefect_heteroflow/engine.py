@@ -17,6 +17,7 @@ image that has Prefect, and always speaks the worker's own protocol.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import inspect
@@ -26,7 +27,6 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -87,6 +87,7 @@ class FlowBody:
 
     def _function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Any:
+            _forget_report()
             try:
                 result = fn(*args, **kwargs)
             except TerminationSignal:
@@ -104,6 +105,7 @@ class FlowBody:
 
     def _generator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            _forget_report()
             try:
                 result = yield from fn(*args, **kwargs)
             except TerminationSignal:
@@ -120,6 +122,7 @@ class FlowBody:
 
     def _coroutine(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> Any:
+            _forget_report()
             # Prefect's handler raises inside the event loop, where the engine can only see a
             # cancelled task and calls it a crash. Ours cancels the body alone.
             terminated = False
@@ -165,6 +168,7 @@ class FlowBody:
 
     def _async_generator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            _forget_report()
             try:
                 async for item in fn(*args, **kwargs):
                     yield item
@@ -318,11 +322,7 @@ def _read_cluster(context: environment.AttemptContext) -> Cluster:
 
     async def read() -> Cluster:
         async with get_client() as client:
-            return await read_cluster(
-                client,
-                now=datetime.now(timezone.utc),
-                liveness_seconds=context.liveness_seconds,
-            )
+            return await read_cluster(client, liveness_seconds=context.liveness_seconds)
 
     try:
         cluster: Cluster | None = run_coro_as_sync(read())
@@ -342,6 +342,14 @@ def _write_report(report: environment.EngineReport) -> bool:
         _logger.warning("The report could not be written to %s: %s", path, error)
         return False
     return True
+
+
+def _forget_report() -> None:
+    """Another try of the flow's own `retries` begins: what ended the one before is past."""
+    path = os.environ.get(environment.REPORT_FILE)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
 
 
 def _read_context() -> environment.AttemptContext | None:

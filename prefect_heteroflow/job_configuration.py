@@ -193,7 +193,8 @@ class RetryVariables(BaseModel):
         title="Placement",
         description=(
             "Written by the worker before a retry: the node that should take the run (prefer), the"
-            " nodes that leave it alone (avoid), and since when (since)."
+            " nodes that leave it alone (avoid), the node that is away and that it waits for"
+            " (waits_for), and since when (since)."
         ),
     )
 

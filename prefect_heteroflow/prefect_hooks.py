@@ -105,7 +105,7 @@ class PrefectHooks(_Base):
                 and await self._is_for_this_node(node, entry.flow_run, cluster)
             ]
         # What a cancel of the time before it was scheduled again has left.
-        self.lives.taken_again({entry.flow_run.id for entry in flow_run_response})
+        self.lives.about_to_take({entry.flow_run.id for entry in flow_run_response}, utc_now())
         return await super()._submit_scheduled_flow_runs(flow_run_response)
 
     async def _is_for_this_node(self, node: Node, flow_run: FlowRun, cluster: Cluster) -> bool:

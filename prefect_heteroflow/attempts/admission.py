@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy
-from prefect_heteroflow.core.resources import Resources
+from prefect_heteroflow.core.resources import Cluster, Resources
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route, route_when_back
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ async def find_place(
         if isinstance(found, Route):
             break
     if isinstance(found, NoRoute):
-        later = route_when_back(
-            resources, cluster, current_pool=node.pool, containers=worker.containers
-        )
-        found = later if isinstance(later, Route) and later.pool != node.pool else found
+        found = _wait_for_one_that_is_away(worker, resources, cluster) or found
     asked = described(resources)
     if isinstance(found, NoRoute):
         return f"The run asks for {asked}: {found.reason}"
@@ -45,6 +42,26 @@ async def find_place(
             f" {found.pool}, or ask for less."
         )
     return found
+
+
+def _wait_for_one_that_is_away(
+    worker: RetryingWorker, resources: Resources, cluster: Cluster
+) -> Route | None:
+    own = worker.node.pool
+    for stopped_too in (False, True):
+        later = route_when_back(
+            resources,
+            cluster,
+            current_pool=own,
+            containers=worker.containers,
+            stopped_too=stopped_too,
+        )
+        if not isinstance(later, Route):
+            continue
+        # In the own pool this node has to leave it alone from now on: see `placement`.
+        if later.pool != own or (later.waits_for is not None and not stopped_too):
+            return later
+    return None
 
 
 def described(resources: Resources) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,8 @@ class AttemptEnding:
     job: str | None
     """Tells it apart from other jobs of its deployment."""
     was_cancelled: Callable[[], bool]
+    has_gone_on: Callable[[Decision], Awaitable[bool]]
+    """Whether others have done what was decided, while this worker was paused."""
 
     @property
     def _is_front(self) -> bool:
@@ -137,6 +139,8 @@ class AttemptEnding:
             The next attempt if this worker is to go on with it at once, without the detour over
             the pool.
         """
+        if await self.has_gone_on(decision):
+            return None
         self._log(diagnosis, decision)
         if isinstance(decision, Stop):
             row = self._last_row(diagnosis, decision.reason)
@@ -145,13 +149,15 @@ class AttemptEnding:
             self._emit(diagnosis, "stop")
             await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
             message = message_with_line(decision.reason, diagnosis)
+            if await self.has_gone_on(decision):
+                return None
             await self._stop(Stop(ending=decision.ending, reason=message))
             return None
         failed = self._failed_row(diagnosis, decision.reason)
         await self._write(failed, self._next_row(decision))
         self._emit(diagnosis, "retry")
         await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
-        if await self._is_held(diagnosis, decision):
+        if await self.has_gone_on(decision) or await self._is_held(diagnosis, decision):
             return None
         scheduled = await self._retry(decision)
         if scheduled is None:
@@ -166,7 +172,7 @@ class AttemptEnding:
         reason = f"The run asks for {asked}, more than node {self.row.node} has: {found.reason}."
         decision = Retry(
             resources=self.resources,
-            place=Place(pool=found.pool, node=found.node),
+            place=Place(pool=found.pool, node=found.node, waits_for=found.waits_for),
             delay_seconds=0.0,
             reason=reason,
         )
@@ -245,6 +251,7 @@ class AttemptEnding:
             self.row.node == node
             and decision.delay_seconds <= _IN_PLACE_SECONDS
             and place.node in (None, node)
+            and place.waits_for is None
             and node not in place.avoid_nodes
             and await self.worker.may_go_on(self.flow_run)
         )
@@ -311,10 +318,11 @@ class AttemptEnding:
             if value is not None:
                 variables[name] = value
         variables.pop("placement", None)
-        if place.node is not None or place.avoid_nodes:
+        if place.node is not None or place.avoid_nodes or place.waits_for is not None:
             variables["placement"] = {
                 "prefer": place.node,
                 "avoid": list(place.avoid_nodes),
+                "waits_for": place.waits_for,
                 "since": utc_now().isoformat(),
                 "strict": self.policy.retry_strategy is RetryStrategy.RETRY_SAME_NODE,
             }

@@ -28,6 +28,11 @@ async def give_back_after(error: Exception, worker: RetryingWorker, life: Attemp
         " started. Nothing of it has run yet; it is tried again."
     )
     logger = worker.get_flow_run_logger(life.flow_run)
-    step = partial(schedule_again, worker, life.flow_run, message)
+    step = partial(_give_back, worker, life, message)
     await insist(step, logger, f"the start of attempt {life.attempt}")
     return True
+
+
+async def _give_back(worker: RetryingWorker, life: AttemptLife, message: str) -> None:
+    if not await life.is_overtaken():
+        await schedule_again(worker, life.flow_run, message)

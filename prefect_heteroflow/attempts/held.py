@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from prefect.client.schemas.objects import FlowRun
 
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.breaker import (
     Admitted,
     Breaker,
@@ -23,6 +24,7 @@ from prefect_heteroflow.orchestration.breaker_store import (
     note_outcome,
     read_breakers,
 )
+from prefect_heteroflow.orchestration.history import read_many_attempts
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -125,6 +127,8 @@ async def close_refused(
 ) -> list[FlowRun]:
     """Close the history of runs that were cancelled while they waited, and free their trials.
 
+    They waited for a person, or for a retry: the server itself cancels such a run when a person
+    does, when its deployment is deleted, or when a newer run took its place in a concurrency limit.
     Every worker calls this now and then; each step is safe to repeat.
 
     Args:
@@ -132,11 +136,15 @@ async def close_refused(
         now: The time.
         seen_until: `now` of the caller's last call that went well.
 
+    Returns:
+        The runs whose history did not know it.
+
     Raises:
         BreakerBusy: Too many workers at once; the next call goes on.
         httpx.HTTPError: The API failed.
     """
-    refused = await approval.read_refused(client, now=now, seen_until=seen_until)
+    cancelled = await approval.read_cancelled(client, now=now, seen_until=seen_until)
+    refused = [run for run in cancelled if approval.hold_of(run) is not None]
     for run in refused:
         hold = approval.hold_of(run)
         if hold is not None:
@@ -145,4 +153,11 @@ async def close_refused(
         said = _REFUSED_LATE if hold is not None and hold.released else _REFUSED
         await close_cancelled(client, transitions.task_id_of(run), said, run.id)
         await approval.write_hold(client, run, None)
+    others = {transitions.task_id_of(run): run for run in cancelled if run not in refused}
+    for task_id, history in (await read_many_attempts(client, others)).items():
+        if history[-1].status is AttemptStatus.SCHEDULED:
+            run = others[task_id]
+            said = (run.state.message if run.state is not None else None) or _REFUSED_LATE
+            await close_cancelled(client, task_id, said, run.id)
+            refused.append(run)
     return refused

@@ -23,6 +23,7 @@ from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
 from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
 from prefect_heteroflow.attempts.ending import NextAttempt
 from prefect_heteroflow.attempts.orphans import go_on_after
+from prefect_heteroflow.attempts.overtaken import Overtaken
 from prefect_heteroflow.attempts.remains import read_progress, read_report
 from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
 from prefect_heteroflow.attempts.settling import AttemptSettling
@@ -77,13 +78,14 @@ class AttemptLife:
         self._terminating = False
         self.cancel_requested = False
         self._cancelled = anyio.Event()
+        self._overtaken = Overtaken(worker, flow_run, worker.lives.taken_at(flow_run.id))
 
     # ---- from start to end -------------------------------------------------------------------
 
     async def run(self, task_status: anyio.abc.TaskStatus[Any]) -> str:
         """Run the attempt to its end and act on it. Gives the infrastructure's identifier."""
         try:
-            if not await self._is_due() or not await self._take_up():
+            if not await self._is_due() or await self.is_overtaken() or not await self._take_up():
                 return ""
             handle = await self._start()
             if handle is None:
@@ -113,6 +115,7 @@ class AttemptLife:
         """Run the attempt in the place of the one before it, without the detour over the pool."""
         if not await self._is_due():
             return
+        self._overtaken = Overtaken(self._worker, self.flow_run)
         if not await transitions.propose_pending(self._client, self.flow_run.id):
             # No slot, or no longer ours: the pool gives it to whoever may run it, when it may.
             self._worker.wake_at(utc_now(), self.flow_run.id)
@@ -196,6 +199,10 @@ class AttemptLife:
             end = kept.restore(settling)
         self._following = await settling.ended(end, None if kept is None else kept.report)
 
+    async def is_overtaken(self) -> bool:
+        """Whether others have gone on with the run, which this worker has not started yet."""
+        return await self._overtaken.has_happened(self._row.attempt)
+
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
         self.cancel_requested = True
@@ -213,6 +220,7 @@ class AttemptLife:
         due = None if state is None else state.state_details.scheduled_time
         seconds = 0.0 if due is None else (due - utc_now()).total_seconds()
         if seconds > 0:
+            self._overtaken.waited(seconds)
             with anyio.move_on_after(seconds):
                 await self._cancelled.wait()
         if self.cancel_requested:
@@ -284,6 +292,8 @@ class AttemptLife:
         self._row = dataclasses.replace(self._row, cleanup=cleaned)
         if self.cancel_requested:
             await self._settling().ending().cancelled()
+            return None
+        if await self.is_overtaken():
             return None
         try:
             handle = await start_unless_cancelled(worker, plan, self._cancelled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -27,6 +28,7 @@ class Lives:
         self._asked_for: set[UUID] = set()
         self._cancelled_early: set[UUID] = set()
         """Runs that were cancelled between the moment they were taken and their life here."""
+        self._taken_at: dict[UUID, datetime] = {}
 
     def __iter__(self) -> Iterator[AttemptLife]:
         """What is looked after now; it may change meanwhile."""
@@ -83,6 +85,16 @@ class Lives:
         """Whether it was cancelled on its way here."""
         return flow_run_id in self._cancelled_early
 
-    def taken_again(self, flow_run_ids: Collection[UUID]) -> None:
-        """Forget the cancels of a time before those runs were scheduled again."""
+    def about_to_take(self, flow_run_ids: Collection[UUID], now: datetime) -> None:
+        """Those runs are being taken; cancels of a time before they were scheduled are over."""
         self._cancelled_early.difference_update(flow_run_ids)
+        # What did not become a life soon was refused.
+        self._taken_at = {
+            known: at for known, at in self._taken_at.items() if known in self._on_their_way()
+        }
+        for flow_run_id in flow_run_ids:  # a poll may tell again of one that is on its way
+            self._taken_at.setdefault(flow_run_id, now)
+
+    def taken_at(self, flow_run_id: UUID) -> datetime | None:
+        """The moment before that run was taken; told once."""
+        return self._taken_at.pop(flow_run_id, None)

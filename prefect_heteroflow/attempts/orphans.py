@@ -7,6 +7,7 @@ submission or whose watching broke off must not wait for the next start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,15 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
+from prefect_heteroflow.attempts.left_behind import (
+    Left,
+    LeftBehind,
+    Whose,
+    as_attempt,
+    how_left,
+    of_node,
+    whose,
+)
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
@@ -36,7 +45,8 @@ if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _LOOKS = 2
-_LOOKS_WITHOUT_LABELS = 8
+LOOK_SECONDS = 15.0
+"""Between two looks, about."""
 _SAID_BY_FLOWS = [StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED]
 _ENDED_LATELY = timedelta(days=3)
 """Longer than a worker is usually away."""
@@ -120,32 +130,35 @@ class Orphans:
         left = how_left(run, await read_attempts(worker.client, task_id))
         if left is None or (left.node is None and looks < _LOOKS):
             return
-        if not await self._is_own(left, run, looks):
+        owner = await self._whose(left, run, looks)
+        if owner is Whose.ANOTHERS:
             return
         if left.may_have_started and not worker.containers:
             left = as_attempt(
                 left, run
             )  # a container would have been found again, a child never is
         if left.what is Left.ATTEMPT:
-            await worker.settle_lost(run, of_node(left, worker.node.name))
+            node = worker.node.name if owner is Whose.OURS else None
+            because = None if node else "The worker that had taken it gave no sign of life."
+            await worker.settle_lost(run, of_node(left, node), because=because)
         elif left.what is Left.DECISION:
             await go_on_after(worker, task_id, run)
         else:
             message = "The worker ended before the attempt was started."
             await schedule_again(worker, run, message, planned_in(left.history))
 
-    async def _is_own(self, left: LeftBehind, run: FlowRun, looks: int) -> bool:
+    async def _whose(self, left: LeftBehind, run: FlowRun, looks: int) -> Whose:
         worker = self._worker
-        if left.node is not None:
-            return left.node == worker.node.name
-        taker = run.labels.get("prefect.worker.name")
-        if taker is not None:
-            return bool(taker == worker.name)
-        # Killed before it could store its labels. A live worker stores them sooner than this.
-        nodes = (await worker.read_cluster()).nodes
-        pool, name = worker.node.pool, worker.node.name
-        alone = not any(node.pool == pool and node.live and node.name != name for node in nodes)
-        return alone or looks >= _LOOKS_WITHOUT_LABELS
+        silence = worker.heteroflow_settings.lost_contact_timeout
+        return whose(
+            left.node,
+            taker=run.labels.get("prefect.worker.name"),
+            worker_name=worker.name,
+            node=worker.node,
+            others=(await worker.read_cluster()).nodes,
+            looks=looks,
+            looks_of_silence=math.ceil(silence / LOOK_SECONDS),
+        )
 
 
 async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> None:

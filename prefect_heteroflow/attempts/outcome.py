@@ -73,6 +73,16 @@ def went_on(state: State | None, *, since: str | None, is_retry: bool) -> bool:
     """
     if state is None or since is None or state.timestamp <= datetime.fromisoformat(since):
         return False
+    return is_past(state, is_retry)
+
+
+def is_past(state: State, is_retry: bool) -> bool:
+    """Whether a state that came after the end of an attempt shows that somebody went on.
+
+    Args:
+        state: The run's state now.
+        is_retry: The decision was to try again; then an end is one that came meanwhile.
+    """
     if state.type in (StateType.PENDING, StateType.RUNNING):
         return True
     return is_retry and state.is_final()

@@ -74,14 +74,17 @@ class Placements:
         self._notice.takes_runs()
         if placement.get("strict") and node.name in avoided:
             return False  # retry_same_node: it waits until its own node is back
-        if not others:
+        awaited = _awaited(placement, node, cluster)
+        if not others and awaited is None:
             return True
         resources = await self._resources(flow_run, base_job_template)
         if resources is None:
             return True  # the values are bad: whoever takes the run says so
         able = [other for other in others if fits(resources, other)]
         if not able:
-            return True
+            # Whoever took it would refuse it, and it was decided that it waits.
+            waits = awaited is not None and fits(resources, awaited)
+            return fits(resources, node) or not waits
         if not fits(resources, node):
             return False
         if node.name in avoided and any(other.name not in avoided for other in able):
@@ -143,6 +146,17 @@ class Placements:
         values = deployment.job_variables or {}
         self._deployments[deployment_id] = (now, values)
         return values
+
+
+def _awaited(placement: Mapping[str, Any], node: Node, cluster: Cluster) -> Node | None:
+    """Another node of the pool for which the run was planned, whether it takes runs now or not."""
+    names = (placement.get("waits_for"), placement.get("prefer"))
+    found = (
+        other
+        for other in cluster.nodes
+        if other.pool == node.pool and other.name != node.name and other.name in names
+    )
+    return next(found, None)
 
 
 def _time(text: object) -> datetime | None:

@@ -18,8 +18,8 @@ from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
 from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
 from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
-from prefect_heteroflow.attempts.loose_ends import close_task_runs
-from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
+from prefect_heteroflow.attempts.outcome import Outcome, is_past, outcome_of, went_on
+from prefect_heteroflow.attempts.overtaken import SHORTEST_SILENCE
 from prefect_heteroflow.core.attempts import Attempt, current_series
 from prefect_heteroflow.core.contact import has_gone_on_without
 from prefect_heteroflow.core.decide import decide, without_deployment
@@ -35,6 +35,7 @@ from prefect_heteroflow.environment import EngineReport
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
 from prefect_heteroflow.orchestration.insisting import insist
+from prefect_heteroflow.orchestration.loose_ends import close_runs_of_attempt
 from prefect_heteroflow.orchestration.progress_artifacts import (
     read_progress_artifact,
     write_progress,
@@ -72,6 +73,10 @@ class AttemptSettling:
     progress: Progress | None = None
     """How far it came, where a file tells."""
     _decided: tuple[Diagnosis, Decision] | None = field(default=None, init=False)
+    _state_id: UUID | None = field(default=None, init=False)
+    """Of the state in which the attempt ended, once that was read."""
+    _read_at: datetime = field(default_factory=utc_now, init=False)
+    """When it was last known that nobody has gone on."""
 
     async def ended(self, end: AttemptEnd, report: EngineReport | None) -> NextAttempt | None:
         """Act on an end, and again for as long as the API does not answer: no end is lost.
@@ -112,16 +117,17 @@ class AttemptSettling:
             is_plain_job=self.is_plain_job,
             job=self.job,
             was_cancelled=self.was_cancelled,
+            has_gone_on=self._has_gone_on,
         )
 
     async def _insist(self, step: Callable[[], Awaitable[T]]) -> T | None:
         return await insist(step, self.logger, f"the end of attempt {self.row.attempt}")
 
     async def _settle(self, end: AttemptEnd, report: EngineReport | None) -> NextAttempt | None:
-        run = await self.worker.client.read_flow_run(self.flow_run.id)
-        self.flow_run = run
+        run = await self._read_run()
         if self._decided is not None:
             return await self._act_on_decision()
+        self._state_id = None if run.state is None else run.state.id
         if not end.lost and await self._was_given_up(run):
             return None
         outcome = outcome_of(
@@ -173,12 +179,10 @@ class AttemptSettling:
         return True
 
     def _may_have_been_given_up(self) -> bool:
-        """Nobody does so before this time; short attempts save the request."""
+        """Nobody does so sooner; short attempts save the request."""
         started = self.row.started
-        seconds = self.worker.heteroflow_settings.lost_contact_timeout
         return (
-            started is not None
-            and (utc_now() - datetime.fromisoformat(started)).total_seconds() >= seconds
+            started is not None and utc_now() - datetime.fromisoformat(started) >= SHORTEST_SILENCE
         )
 
     def _diagnose(self, end: AttemptEnd, report: EngineReport | None) -> Diagnosis:
@@ -205,16 +209,16 @@ class AttemptSettling:
     ) -> NextAttempt | None:
         """Decide what follows, write it down, and do it."""
         if self._decided is not None:
-            self.flow_run = await self.worker.client.read_flow_run(self.flow_run.id)
+            await self._read_run()
             return await self._act_on_decision()
         diagnosis = _storable(diagnosis)
         await self._cordon(diagnosis)
         await self._note_progress()
         if not never_started and not self.is_plain_job:
             why = f"Attempt {self.row.attempt} of the flow run ended: {diagnosis.reason}"
-            closed = await close_task_runs(self.worker.client, self.flow_run.id, why)
+            closed = await close_runs_of_attempt(self.worker.client, self.flow_run.id, why)
             if closed:
-                self.logger.info("%d task runs ended with the attempt.", closed)
+                self.logger.info("%d runs within the flow run ended with the attempt.", closed)
         decision = await self._decide(diagnosis, never_started=never_started)
         decision = self._unless_stuck(diagnosis, decision)
         if self.flow_run.deployment_id is None:
@@ -261,10 +265,33 @@ class AttemptSettling:
         """Again: an outage came between the decision and what follows from it."""
         assert self._decided is not None
         diagnosis, decision = self._decided
-        is_retry = isinstance(decision, Retry)
-        if went_on(self.flow_run.state, since=self.row.ended, is_retry=is_retry):
+        if self._others_went_on(decision):
             return None
         return await self.ending().decided(diagnosis, decision)
+
+    async def _read_run(self) -> FlowRun:
+        self.flow_run = await self.worker.client.read_flow_run(self.flow_run.id)
+        self._read_at = utc_now()
+        return self.flow_run
+
+    async def _has_gone_on(self, decision: Decision) -> bool:
+        """Whether others have done what was decided; asks only if there was time for it.
+
+        This worker may have been paused (SIGSTOP, a suspended machine) between two steps.
+        """
+        if utc_now() - self._read_at < SHORTEST_SILENCE:
+            return False
+        await self._read_run()
+        gone_on = self._others_went_on(decision)
+        if gone_on:
+            self.logger.warning("Others have gone on with the run: nothing is done about its end.")
+        return gone_on
+
+    def _others_went_on(self, decision: Decision) -> bool:
+        state, is_retry = self.flow_run.state, isinstance(decision, Retry)
+        if self._state_id is None:
+            return went_on(state, since=self.row.ended, is_retry=is_retry)
+        return state is not None and state.id != self._state_id and is_past(state, is_retry)
 
     async def _decide(self, diagnosis: Diagnosis, *, never_started: bool) -> Decision:
         for fresh in (False, True):

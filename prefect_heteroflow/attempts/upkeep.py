@@ -19,7 +19,7 @@ from prefect_heteroflow.attempts.given_up import GivenUp
 from prefect_heteroflow.attempts.gpu_faults import watch_gpu_faults
 from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
-from prefect_heteroflow.attempts.orphans import Orphans
+from prefect_heteroflow.attempts.orphans import LOOK_SECONDS, Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.attempts.retry_cleanup import remove_scratch_of_ended
 from prefect_heteroflow.attempts.stranded import Stranded
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _HEARTBEAT_SECONDS = 15.0
-_RECONCILE_SECONDS = 15.0
 _LEASES_SECONDS = 300.0
 _ADOPT_SECONDS = 2.0
 
@@ -71,7 +70,7 @@ class Upkeep:
                 group.start_soon(self._wakeups.run)
                 group.start_soon(run_events.listen, self._on_event, self._logger)
                 group.start_soon(self._every, _HEARTBEAT_SECONDS, self._worker.publish)
-                group.start_soon(self._every, _RECONCILE_SECONDS, self._reconcile)
+                group.start_soon(self._every, LOOK_SECONDS, self._reconcile)
                 group.start_soon(self._every, _LEASES_SECONDS, self._remove_left_leases)
                 group.start_soon(self._adopt_left_attempts)
                 group.start_soon(self._hear_xids)

@@ -122,7 +122,6 @@ async def _reset(key: str) -> list[FlowRun]:
     from prefect_heteroflow.orchestration.breaker_store import change_breaker, read_breakers
     from prefect_heteroflow.orchestration.clock import utc_now
 
-    now = utc_now()
     policy = read_settings().breaker_policy
     if policy.max_restarts == breaker.UNLIMITED:  # off here; the other breakers stay as they are
         policy = dataclasses.replace(policy, max_restarts=breaker.MAX_RESTARTS)
@@ -132,6 +131,7 @@ async def _reset(key: str) -> list[FlowRun]:
         if key not in known:
             there = f"There are: {', '.join(known)}." if known else "There is none yet."
             raise CommandError(f"There is no breaker {key!r}. {there}", exit_code=EXIT_REFUSED)
+        now = utc_now()  # now that the server has told its time
         await change_breaker(client, key, lambda _: (closed, None), now=now)
         return await release_held(client, policy=policy, now=now)
 

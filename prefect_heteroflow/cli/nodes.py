@@ -45,10 +45,7 @@ def nodes(
     """Show every node: pool, memory, GPUs, when it was last heard of, cordon, last error."""
     if context.invoked_subcommand is not None:
         return
-    from prefect_heteroflow.orchestration.clock import utc_now
-
-    now = utc_now()
-    registry = load_registry(now)
+    registry = load_registry()
     if as_json:
         typer.echo(json.dumps({"nodes": [_node_report(it) for it in registry.nodes]}))
         return
@@ -59,8 +56,9 @@ def nodes(
         )
         return
     from prefect_heteroflow.cli.fitting_table import show
+    from prefect_heteroflow.orchestration.clock import utc_now
 
-    show(*nodes_parts(registry.nodes, now=now))
+    show(*nodes_parts(registry.nodes, now=utc_now()))
 
 
 @node_app.command("cordon")
@@ -93,10 +91,9 @@ async def _cordon(name: str, reason: str) -> None:
     from prefect_heteroflow.orchestration.clock import utc_now
     from prefect_heteroflow.orchestration.nodes import cordon_node
 
-    now = utc_now()
     async with api_client() as client:
         await _require_known(client, name)
-        await cordon_node(client, name, reason=reason, at=now)
+        await cordon_node(client, name, reason=reason, at=utc_now())
 
 
 async def _uncordon(name: str) -> bool:
@@ -111,29 +108,28 @@ async def _uncordon(name: str) -> bool:
 
 
 async def _require_known(client: PrefectClient, name: str) -> None:
-    from prefect_heteroflow.orchestration.clock import utc_now
     from prefect_heteroflow.orchestration.nodes import read_registry
 
-    registry = await read_registry(client, now=utc_now(), liveness_seconds=0)
+    registry = await read_registry(client, liveness_seconds=0)
     known = [record.node.name for record in registry.nodes]
     if name not in known:
         there = f"There are: {', '.join(known)}." if known else "There is none yet."
         raise CommandError(f"There is no node {name!r}. {there}", exit_code=EXIT_REFUSED)
 
 
-def load_registry(now: datetime) -> Registry:
+def load_registry() -> Registry:
     """All nodes and pools; values that cannot be used are told on standard error."""
-    registry = asyncio.run(_read(now, liveness_seconds()))
+    registry = asyncio.run(_read(liveness_seconds()))
     for problem in registry.problems:
         typer.secho(f"Warning: {problem}", fg="yellow", err=True)
     return registry
 
 
-async def _read(now: datetime, liveness: float) -> Registry:
+async def _read(liveness: float) -> Registry:
     from prefect_heteroflow.orchestration.nodes import read_registry
 
     async with api_client() as client:
-        return await read_registry(client, now=now, liveness_seconds=liveness)
+        return await read_registry(client, liveness_seconds=liveness)
 
 
 def liveness_seconds() -> float:

@@ -93,9 +93,7 @@ def list_pools(
     ] = False,
 ) -> None:
     """Show every work pool with what is declared of it and its nodes."""
-    from prefect_heteroflow.orchestration.clock import utc_now
-
-    registry = load_registry(utc_now())
+    registry = load_registry()
     if as_json:
         typer.echo(json.dumps({"pools": _pools_report(registry)}))
         return

@@ -20,7 +20,6 @@ from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
 from prefect_heteroflow.core.resources import Cluster, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS, NoRoute, is_declared, route
-from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.nodes import read_cluster
 
 if TYPE_CHECKING:
@@ -131,9 +130,7 @@ async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitte
     if not variables.get("image") and STARTS_CONTAINERS[pool.type]:
         raise _refused(f"Pool {pool.name!r} starts containers: say which with --image.")
     settings = read_settings()
-    cluster = await read_cluster(
-        client, now=utc_now(), liveness_seconds=settings.node_liveness_seconds
-    )
+    cluster = await read_cluster(client, liveness_seconds=settings.node_liveness_seconds)
     if problem := room_problem(resources, cluster, pool=pool.name, pool_type=pool.type):
         raise _refused(problem)
     registered = deployment is None

@@ -27,6 +27,7 @@ def diagnose(
     *,
     user_rules: Sequence[UserRule] = (),
     retry_exceptions: bool | Sequence[str] = False,
+    trusts_messages: bool = True,
 ) -> Diagnosis | None:
     """The cause of the failure that `evidence` shows, or `None` where nothing failed.
 
@@ -39,17 +40,19 @@ def diagnose(
         user_rules: `retry_on` and `stop_on` of the user, parsed; the first that matches decides.
         retry_exceptions: Whether an application exception counts as retryable: never, always,
             or for these type names (dotted or bare, base types and causes included).
+        trusts_messages: Whether what an exception says proves a transient failure, whatever its
+            type is. Of a task's body it does not: an application's own error may quote anything.
     """
     asked = from_requests(evidence)
     if asked is not None:
         return asked
     if succeeded(evidence):
         return None
-    found = apply_user_rules(_built_in(evidence), evidence, user_rules)
+    found = apply_user_rules(_built_in(evidence, trusts_messages), evidence, user_rules)
     return _with_exception_verdict(found, evidence, retry_exceptions)
 
 
-def _built_in(evidence: Evidence) -> Diagnosis:
+def _built_in(evidence: Evidence, trusts_messages: bool) -> Diagnosis:
     witnessed = from_witnesses(evidence)
     if witnessed is not None:
         return witnessed
@@ -60,7 +63,7 @@ def _built_in(evidence: Evidence) -> Diagnosis:
         if found is not None:
             return found
     if evidence.exception is not None:
-        return diagnose_exception(evidence.exception, chosen)
+        return diagnose_exception(evidence.exception, chosen, trusts_messages=trusts_messages)
     if chosen is not None and not _outranked_by_signal(chosen, evidence):
         return chosen.diagnosis()
     return from_exit_status(evidence, chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_heteroflow.core.actions import (
     action_for,
@@ -23,6 +23,7 @@ from prefect_heteroflow.core.policy import (
     BudgetName,
     Decision,
     Ending,
+    OwnRetries,
     Retry,
     RetryPolicy,
     RetryStrategy,
@@ -46,6 +47,7 @@ def decide(
     never_started: bool = False,
     gpu_memory_mb: int | None = None,
     containers: bool | None = None,
+    own_retries: OwnRetries | None = None,
 ) -> Decision:
     """What follows the failed attempt.
 
@@ -68,6 +70,7 @@ def decide(
             the figures of the diagnosis, the node, or the request.
         containers: `True` for an attempt that needs a container, `False` for a process, `None`
             if it may run anywhere.
+        own_retries: Of a task that says how often it is retried at most.
 
     Raises:
         ValueError: `jitter_fraction` is not between 0 and 1.
@@ -90,6 +93,8 @@ def decide(
     if isinstance(plan, DeadEnd):
         return Stop(ending=Ending.PERMANENT_FAILURE, reason=f"{_head(diagnosis)}: {plan.reason}")
     budget = _budget(diagnosis.failure, policy, history, never_started)
+    if own_retries is not None:
+        budget = replace(budget, own=own_retries)
     if budget.spent:
         reason = f"{_cause(diagnosis)}; {budget.spent_text}"
         return Stop(ending=ending_when_spent(diagnosis.failure), reason=reason)
@@ -136,10 +141,21 @@ class _Budget:
     used: int
     allowed: int
     """`UNLIMITED` for no end."""
+    own: OwnRetries | None = None
 
     @property
     def spent(self) -> bool:
+        if self._tighter is not None:
+            return self._tighter.used >= self._tighter.allowed
         return self.allowed != UNLIMITED and self.used >= self.allowed
+
+    @property
+    def _tighter(self) -> OwnRetries | None:
+        """The bound of the task itself, unless this budget leaves even less."""
+        if self.own is None or self.allowed == UNLIMITED:
+            return self.own
+        left = self.own.allowed - self.own.used
+        return self.own if left <= self.allowed - self.used else None
 
     @property
     def setting(self) -> str:
@@ -147,11 +163,20 @@ class _Budget:
 
     @property
     def spent_text(self) -> str:
+        own = self._tighter
+        if own is not None and own.allowed == 1:
+            return "the task's only retry is used"
+        if own is not None:
+            return f"all {own.allowed} retries of the task are used"
+        if self.allowed == 1:
+            return f"the only retry of {self.setting} is used"
         return f"all {self.allowed} retries of {self.setting} are used"
 
     @property
     def next_text(self) -> str:
         word = "retry" if self.name == "retry" else "infrastructure retry"
+        if self._tighter is not None:
+            return f"{word} {self._tighter.used + 1} of {self._tighter.allowed}"
         limit = "(no limit)" if self.allowed == UNLIMITED else f"of {self.allowed}"
         return f"{word} {self.used + 1} {limit}"
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from prefect_heteroflow.core.failures import Diagnosis, ExceptionInfo, FailureClass
-from prefect_heteroflow.core.matching import diagnosis_from, find_matches, shown
+from prefect_heteroflow.core.failures import (
+    Diagnosis,
+    ExceptionInfo,
+    FailureClass,
+    FailureGroup,
+)
+from prefect_heteroflow.core.matching import Match, diagnosis_from, find_matches, shown
 from prefect_heteroflow.core.root_cause import Chosen
 from prefect_heteroflow.core.rules import Role
 
@@ -49,13 +54,20 @@ TYPES: MappingProxyType[str, FailureClass] = MappingProxyType(
 """Dotted type name to class; the nearest type in the MRO that stands here decides."""
 
 
-def diagnose_exception(info: ExceptionInfo, chosen: Chosen | None) -> Diagnosis:
+def diagnose_exception(
+    info: ExceptionInfo, chosen: Chosen | None, *, trusts_messages: bool = True
+) -> Diagnosis:
     """What `info` proves; the output (`chosen`) decides only where the exception is a victim.
 
     The deepest cause that has a name wins over what was raised in its wake.
+
+    Args:
+        info: The exception with its causes.
+        chosen: What the output says.
+        trusts_messages: Whether a message alone proves a transient failure; else the type has to.
     """
     chain = (*reversed(info.causes), info)
-    found = [_one(link) for link in chain]
+    found = [_one(link, trusts_messages=trusts_messages) for link in chain]
     named = [row for row in found if row is not None]
     roots = [row for role, row in named if role is Role.ROOT]
     if roots:
@@ -73,14 +85,12 @@ def diagnose_exception(info: ExceptionInfo, chosen: Chosen | None) -> Diagnosis:
     return _application(info, named[0][1].failure if named else None)
 
 
-def _one(info: ExceptionInfo) -> tuple[Role, Diagnosis] | None:
+def _one(info: ExceptionInfo, *, trusts_messages: bool) -> tuple[Role, Diagnosis] | None:
     name = info.type_names[0] if info.type_names else "Exception"
     text = f"{name.removeprefix('builtins.')}: {info.message}"
-    matches = [
-        match
-        for match in find_matches(text.split("\n"), start=False)
-        if match.rule.role is not Role.GENERIC
-    ]
+    matches = _matches(text)
+    if not (trusts_messages or _is_transient_by_type(info, name)):
+        matches = [match for match in matches if not _is_transient(match.rule.failure)]
     if matches:
         best = min(matches, key=lambda match: (list(Role).index(match.rule.role), match.index))
         role = Role.ROOT if best.rule.role is Role.PLATFORM else best.rule.role
@@ -98,6 +108,32 @@ def _one(info: ExceptionInfo) -> tuple[Role, Diagnosis] | None:
                 confidence=0.8,
             )
     return None
+
+
+def _matches(text: str) -> list[Match]:
+    return [
+        match
+        for match in find_matches(text.split("\n"), start=False)
+        if match.rule.role is not Role.GENERIC
+    ]
+
+
+def _is_transient_by_type(info: ExceptionInfo, name: str) -> bool:
+    """Whether the type stands for transient failures, by its bases, by its name, or as `OSError`.
+
+    The latter's message is the operating system's if it has a number.
+    """
+    if "builtins.OSError" in info.type_names and "[Errno " in info.message:
+        return True
+    known = next((TYPES[base] for base in info.type_names if base in TYPES), None)
+    if _is_transient(known):
+        return True
+    named = _matches(f"{name.removeprefix('builtins.')}: ")
+    return any(_is_transient(match.rule.failure) for match in named)
+
+
+def _is_transient(failure: FailureClass | None) -> bool:
+    return failure is not None and failure.group is FailureGroup.TRANSIENT
 
 
 def _application(info: ExceptionInfo, runner_up: FailureClass | None) -> Diagnosis:

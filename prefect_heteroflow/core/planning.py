@@ -63,7 +63,8 @@ def _grow_memory(situation: Situation) -> Plan | DeadEnd:
     if not isinstance(found, NoRoute):
         return _memory_plan(situation, grown, *found)
     own = situation.own_node
-    if own is not None and fits(grown, own):  # cordoned, paused or not heard of: it will be back
+    if own is not None and not own.stopped and fits(grown, own):
+        # Cordoned, paused or not heard of: it will be back.
         place = Place(pool=situation.pool, node=situation.node)
         return _memory_plan(situation, grown, place, f"on {own.name} once it is free again")
     return _last_run_at_most(situation, grown, found)
@@ -72,16 +73,24 @@ def _grow_memory(situation: Situation) -> Plan | DeadEnd:
 def _last_run_at_most(situation: Situation, grown: Resources, no_route: NoRoute) -> Plan | DeadEnd:
     """One last run with all that the largest node has, if that is more than before.
 
-    Else the run waits for a node that holds what has grown and is away just now.
+    Else the run waits for a node that holds what has grown and is away just now. After a last run
+    neither follows: it was the last.
     """
     request = situation.resources
+    if situation.was_last_run:
+        return DeadEnd(
+            reason=f"the attempt had {request.memory_mb} MB, all that was to be had, as its last"
+            f" run; {no_route.reason}"
+        )
     most = largest_memory_mb(request, situation.cluster, containers=situation.containers)
     if most is not None and most > request.memory_mb:
         clipped = replace(request, memory_mb=most)
         found = find_place(situation, clipped)
         if not isinstance(found, NoRoute):
             place, where = found
-            where = f"{where}; no node has more, so a last run"
+            is_known = any(fits(grown, node) for node in situation.cluster.nodes)
+            open_ = " that takes runs now" if is_known else ""
+            where = f"{where}; no node{open_} has more, so a last run"
             return _memory_plan(situation, clipped, place, where)
     later = find_place_when_back(situation, grown)
     if later is not None:

@@ -101,6 +101,16 @@ class RetryPolicy:
             raise ValueError("; ".join(problems))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRetries:
+    """What a task says itself: it bounds all of its retries, whatever budget they come from."""
+
+    allowed: int
+    """1 or more."""
+    used: int
+    """Retries that it has had."""
+
+
 def delay_seconds(policy: RetryPolicy, n: int, jitter_fraction: float) -> float:
     """Seconds before retry `n`, 1 for the first, jitter included.
 
@@ -136,6 +146,8 @@ class Place:
     node of the pool that fits."""
     avoid_nodes: tuple[str, ...] = ()
     """Nodes that must leave it alone."""
+    waits_for: str | None = None
+    """Node of the pool that would fit and is away now: the smaller ones leave the run alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ class Route:
     """`None` for a declared pool without a live node."""
     reason: str
     """Why this one, as a phrase that fits into brackets."""
+    waits_for: str | None = None
+    """Node that would fit and is away now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,7 @@ def route_when_back(
     avoid_nodes: Collection[str] = (),
     more_gpu_memory_than_mb: int | None = None,
     containers: bool | None = None,
+    stopped_too: bool = False,
 ) -> Route | NoRoute:
     """The pool in which a run can wait for a place that fits and is away: not live, or paused.
 
@@ -185,9 +188,13 @@ def route_when_back(
         avoid_nodes: Names of nodes that must not be chosen.
         more_gpu_memory_than_mb: Each GPU must have more than this, MiB.
         containers: As for `route`.
+        stopped_too: Nodes whose worker said goodbye count as well.
     """
     back = Cluster(
-        nodes=tuple(replace(node, live=True) for node in cluster.nodes),
+        nodes=tuple(
+            replace(node, live=node.live or stopped_too or not node.stopped)
+            for node in cluster.nodes
+        ),
         pools=tuple(replace(pool, paused=False) for pool in cluster.pools),
     )
     found = route(
@@ -205,6 +212,7 @@ def route_when_back(
         pool=found.pool,
         node=None,
         reason=f"{size} and is not live or paused now, so the run waits for it",
+        waits_for=found.node,
     )
 
 

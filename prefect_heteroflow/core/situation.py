@@ -66,6 +66,23 @@ class Situation:
             if row.node is not None and _GROUP_BY_NAME.get(row.failure or "") in _BLAMES_THE_NODE
         )
 
+    @property
+    def was_last_run(self) -> bool:
+        """The failed attempt had grown to less than twice, and not up to the policy's limit.
+
+        It was given all that any node had: a last run.
+        """
+        had, limit = self.resources.memory_mb, self.policy.oom_memory_limit
+        before = max(
+            (row for row in self.history if row.memory_mb is not None and row.memory_mb < had),
+            key=lambda row: row.attempt,
+            default=None,
+        )
+        if before is None or before.memory_mb is None:
+            return False
+        out_of_memory = before.failure == FailureClass.CPU_OUT_OF_MEMORY.value
+        return out_of_memory and had < min(2 * before.memory_mb, limit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -139,7 +156,10 @@ def find_place(
 def find_place_when_back(
     situation: Situation, request: Resources, *, more_gpu_memory_than_mb: int | None = None
 ) -> tuple[Place, str] | None:
-    """Where the run can wait for a place that fits and is away just now, and words for it."""
+    """Where the run can wait for a place that fits and is away just now, and words for it.
+
+    A node whose worker said goodbye does not count: nobody knows whether it ever comes back.
+    """
     answer = route_when_back(
         request,
         situation.cluster,
@@ -149,7 +169,8 @@ def find_place_when_back(
     )
     if isinstance(answer, NoRoute):
         return None
-    return Place(pool=answer.pool), _where(answer, situation.pool)
+    place = Place(pool=answer.pool, waits_for=answer.waits_for)
+    return place, _where(answer, situation.pool)
 
 
 def _wishes(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from prefect_heteroflow.core.failures import Diagnosis
-from prefect_heteroflow.core.policy import Decision, Ending, Retry, RetryPolicy, Stop
+from prefect_heteroflow.core.policy import Decision, Ending, RetryPolicy, Stop
 from prefect_heteroflow.core.resources import Resources
 
 
@@ -37,25 +36,6 @@ def policy_of_next(
         backoff_multiplier=1.0,
         retry_jitter=0.0,  # Prefect's engine adds the task's own
         escalation_delay=None,
-    )
-
-
-def within_retries(
-    decision: Decision, diagnosis: Diagnosis, *, retries: int, granted: int
-) -> Decision:
-    """`retries` of the task itself bounds all of them, whatever budget they come from.
-
-    Args:
-        decision: What the policy would have.
-        diagnosis: Why the attempt failed.
-        retries: `retries` of the task; 0 says nothing.
-        granted: Retries that it has had.
-    """
-    if retries <= 0 or granted < retries or not isinstance(decision, Retry):
-        return decision
-    return Stop(
-        ending=Ending.CRASHED if decision.counts_as == "infrastructure" else Ending.FAILED,
-        reason=f"{diagnosis.reason}; all {retries} retries of the task are used",
     )
 
 

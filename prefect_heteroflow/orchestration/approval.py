@@ -30,6 +30,7 @@ from prefect.states import AwaitingRetry, Cancelled
 from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.run_pages import read_all_runs
 from prefect_heteroflow.orchestration.sent_once import set_state_once, state_as_json
+from prefect_heteroflow.orchestration.transitions import spare_own_retries
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -88,6 +89,7 @@ async def await_approval(
     if current is not None and current.is_final():
         return False  # the rules would let a run that has ended be scheduled again
     await write_hold(client, flow_run, hold)
+    await spare_own_retries(client, flow_run)
     message = storable(message)
     out_of_reach: State[Any] = AwaitingRetry(scheduled_time=now + _OUT_OF_REACH, message=message)
     if not await set_state_once(client, flow_run.id, state_as_json(out_of_reach)):
@@ -178,20 +180,18 @@ async def read_held(client: PrefectClient) -> list[FlowRun]:
     return await _read(client, FlowRunFilter(state=state), FlowRunSort.EXPECTED_START_TIME_ASC)
 
 
-async def read_refused(
+async def read_cancelled(
     client: PrefectClient, *, now: datetime, seen_until: datetime | None = None
 ) -> list[FlowRun]:
-    """Runs that were cancelled while they waited and whose history does not know it yet.
+    """Runs that were cancelled lately.
 
-    That is until a worker starts them: also those that were let go on.
-
-    The server ends them itself, so no worker hears a `Cancelling`.
+    The server ends those itself that wait, so no worker hears a `Cancelling`.
 
     Args:
         client: A client in use.
         now: The time, with a time zone.
-        seen_until: When the caller last closed all of them. The server cannot look for a label, so
-            that it would send every cancelled run of the last day each time.
+        seen_until: When the caller last closed all of them. Without it every cancelled run of the
+            last day comes back.
 
     Raises:
         httpx.HTTPError: The API failed.
@@ -199,7 +199,7 @@ async def read_refused(
     since = now - REFUSALS_ARE_SEEN_FOR
     if seen_until is not None:
         since = max(since, seen_until - _SEEN_AGAIN)
-    found = await _read(
+    return await _read(
         client,
         FlowRunFilter(
             state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLED])),
@@ -207,7 +207,6 @@ async def read_refused(
         ),
         FlowRunSort.END_TIME_DESC,
     )
-    return [run for run in found if hold_of(run) is not None]
 
 
 async def _read(client: PrefectClient, where: FlowRunFilter, sort: FlowRunSort) -> list[FlowRun]:

@@ -33,6 +33,7 @@ from prefect_heteroflow.core.breaker import (
     settle,
     withdraw,
 )
+from prefect_heteroflow.orchestration import clock
 from prefect_heteroflow.orchestration.breaker_events import emit_breaker_event
 from prefect_heteroflow.orchestration.breaker_values import (
     BREAKER_PREFIX,
@@ -257,7 +258,7 @@ async def _read_generations(client: PrefectClient, key: str) -> list[tuple[int, 
 async def _read_rows(client: PrefectClient, prefix: str) -> list[dict[str, Any]]:
     async def read_page(*, offset: int) -> list[dict[str, Any]]:
         body = {"offset": offset, "variables": {"name": {"like_": prefix}}}
-        response = await client.request("POST", "/variables/filter", json=body)
+        response = await clock.request(client, "POST", "/variables/filter", json=body)
         return list(response.json())
 
     # `like_` takes `_` for any character and matches anywhere in the name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +15,7 @@ import httpx
 from prefect.client.orchestration import get_client
 
 from prefect_heteroflow.core.resources import Cluster, Node
-from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.clock import utc_now, warn_of_difference
 from prefect_heteroflow.orchestration.nodes import (
     NodeNameTaken,
     claim_node_name,
@@ -22,6 +23,7 @@ from prefect_heteroflow.orchestration.nodes import (
     read_cluster,
 )
 from prefect_heteroflow.orchestration.pool_tags import refresh_pool_line
+from prefect_heteroflow.orchestration.variables import measure_clock
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -60,7 +62,7 @@ class NodePresence:
         self._heard_at: datetime | None = None
         self.back_since: datetime | None = None
         """When it was last heard of again, after others had to take it for gone."""
-        self._cluster: tuple[datetime, Cluster] | None = None
+        self._cluster: tuple[float, Cluster] | None = None
 
     async def claim_name(self) -> None:
         """Take the node's name, before the worker has set up its own client.
@@ -70,6 +72,8 @@ class NodePresence:
         """
         try:
             async with get_client() as client:
+                await measure_clock(client)
+                warn_of_difference(self._logger)
                 self._claim = await claim_node_name(
                     client,
                     self.node,
@@ -95,6 +99,7 @@ class NodePresence:
             await self.claim_name()
         if self._claim is not None:
             await self._say_alive()
+            warn_of_difference(self._logger)
             self._note_heard()
         if pool is not None:
             await refresh_pool_line(
@@ -135,17 +140,11 @@ class NodePresence:
         Args:
             fresh: Ask again: before a run is told that it fits nowhere.
         """
-        now = utc_now()
-        if (
-            not fresh
-            and self._cluster is not None
-            and (now - self._cluster[0]).total_seconds() < _CLUSTER_SECONDS
-        ):
+        now = time.monotonic()
+        if not fresh and self._cluster is not None and now - self._cluster[0] < _CLUSTER_SECONDS:
             return self._cluster[1]
         try:
-            cluster = await read_cluster(
-                self._client(), now=now, liveness_seconds=self._liveness_seconds
-            )
+            cluster = await read_cluster(self._client(), liveness_seconds=self._liveness_seconds)
         except httpx.HTTPError as error:
             self._logger.warning("The nodes could not be read (%s); deciding with this one.", error)
             cluster = Cluster() if self._cluster is None else self._cluster[1]

@@ -20,6 +20,7 @@ from prefect.client.schemas.actions import VariableUpdate
 from prefect.logging import get_logger
 
 from prefect_heteroflow.core.resources import Cluster, Node, Pool
+from prefect_heteroflow.orchestration import clock
 from prefect_heteroflow.orchestration.node_claim import (
     NodeNameTaken,
     claim_node_name,
@@ -122,7 +123,9 @@ async def publish_node(
         return None
     body = VariableUpdate(value=value).model_dump(mode="json", exclude_unset=True)
     try:
-        await client.request("PATCH", "/variables/{id}", path_params={"id": str(claim)}, json=body)
+        await clock.request(
+            client, "PATCH", "/variables/{id}", path_params={"id": str(claim)}, json=body
+        )
     except httpx.HTTPStatusError as error:
         if error.response.status_code != 404:
             raise
@@ -182,14 +185,16 @@ async def uncordon_node(client: PrefectClient, name: str) -> bool:
     return await delete_variable(client, cordon_variable_name(name))
 
 
-async def read_cluster(client: PrefectClient, *, now: datetime, liveness_seconds: float) -> Cluster:
+async def read_cluster(
+    client: PrefectClient, *, now: datetime | None = None, liveness_seconds: float
+) -> Cluster:
     """All nodes and pools, in two requests (more for each further page).
 
     Values that cannot be used are logged as warnings and left out.
 
     Args:
         client: A client in use.
-        now: The time, with a time zone.
+        now: The time, with a time zone; by default the server's when it has answered.
         liveness_seconds: A node with an older heartbeat is not `live`.
 
     Raises:
@@ -202,7 +207,7 @@ async def read_cluster(client: PrefectClient, *, now: datetime, liveness_seconds
 
 
 async def read_registry(
-    client: PrefectClient, *, now: datetime, liveness_seconds: float
+    client: PrefectClient, *, now: datetime | None = None, liveness_seconds: float
 ) -> Registry:
     """`read_cluster` with all that a person wants to see: heartbeats, holders, problems.
 
@@ -212,6 +217,8 @@ async def read_registry(
     variables, work_pools = await asyncio.gather(
         read_variables(client), read_pages(client.read_work_pools)
     )
+    # Not before: the answer tells by how much this machine's clock is wrong.
+    now = now or clock.utc_now()
     return _registry(variables, work_pools, now=now, liveness_seconds=liveness_seconds)
 
 

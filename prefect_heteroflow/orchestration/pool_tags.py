@@ -9,7 +9,6 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.core.resources import Cluster, Pool
-from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.node_values import (
     parse_pool_value,
     pool_to_value,
@@ -59,7 +58,7 @@ async def tag_pool(
         memory_mb: Memory of each node, MiB; `None` keeps what was declared before.
         gpu_memory_mb: Memory of each GPU, MiB; `None` keeps what was declared before.
         gpu_count: GPUs of each node; `None` keeps what was declared before.
-        now: The time, for the live nodes in the description; `None` takes the clock's.
+        now: The time, for the live nodes in the description; `None` takes the server's.
         liveness_seconds: Age from which on a node does not count as live there.
 
     Returns:
@@ -183,5 +182,5 @@ async def _read_work_pool(client: PrefectClient, name: str) -> WorkPool:
 async def _refresh_now(
     client: PrefectClient, work_pool: WorkPool, now: datetime | None, liveness_seconds: float
 ) -> None:
-    cluster = await read_cluster(client, now=now or utc_now(), liveness_seconds=liveness_seconds)
+    cluster = await read_cluster(client, now=now, liveness_seconds=liveness_seconds)
     await refresh_pool_line(client, work_pool.name, cluster)

@@ -68,11 +68,7 @@ async def await_retry(
 
     `False` if the server refused, as it does when the run was cancelled or deleted meanwhile.
     """
-    # Prefect compares `run_count > retries`: our retry must not use up one of the user's own.
-    policy = flow_run.empirical_policy
-    if policy.retries:
-        policy = policy.model_copy(update={"retries": policy.retries + 1})
-        await client.update_flow_run(flow_run.id, empirical_policy=policy)
+    await spare_own_retries(client, flow_run)
     # The variables go with the state, in one request. A PATCH of `job_variables` takes the server
     # 150 ms between its read and its write; on SQLite any write of others in between makes it fail
     # with 503, again and again when many runs fail at once. And no worker can take the run with
@@ -80,6 +76,19 @@ async def await_retry(
     state: State[Any] = AwaitingRetry(scheduled_time=due, message=message)
     body = {**state_as_json(state), "data": {_STATE_DATA_KEY: job_variables}}
     return await set_state_once(client, flow_run.id, body)
+
+
+async def spare_own_retries(client: PrefectClient, flow_run: FlowRun) -> None:
+    """Before a retry of ours: it is none of the flow's own `retries`.
+
+    Prefect compares `run_count > retries`: ours must not use up one of them. And after one of them,
+    which happens within the process, the server keeps the run from all workers ("in_process").
+    """
+    policy = flow_run.empirical_policy
+    if policy.retries:
+        changes = {"retries": policy.retries + 1, "retry_type": "reschedule"}
+        policy = policy.model_copy(update=changes)
+        await client.update_flow_run(flow_run.id, empirical_policy=policy)
 
 
 async def show_job_variables(

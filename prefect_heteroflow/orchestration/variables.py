@@ -9,6 +9,7 @@ import httpx
 from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
+from prefect_heteroflow.orchestration import clock
 from prefect_heteroflow.orchestration.node_values import VARIABLE_PREFIX
 
 if TYPE_CHECKING:
@@ -25,10 +26,19 @@ async def read_variables(client: PrefectClient) -> dict[str, Any]:
         # `client.read_variables` takes no filter. `like_` matches anywhere in a name, `_` matches
         # any character and case does not count: the prefixes are checked again by the caller.
         body = {"offset": offset, "variables": {"name": {"like_": VARIABLE_PREFIX}}}
-        response = await client.request("POST", "/variables/filter", json=body)
+        response = await clock.request(client, "POST", "/variables/filter", json=body)
         return list(response.json())
 
     return {row["name"]: row["value"] for row in await read_pages(read_page)}
+
+
+async def measure_clock(client: PrefectClient) -> None:
+    """Ask for one Variable, for the `Date` of the answer (see `clock.utc_now`).
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    await clock.request(client, "POST", "/variables/filter", json={"limit": 1})
 
 
 async def read_pages(

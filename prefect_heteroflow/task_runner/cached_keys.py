@@ -1,5 +1,8 @@
-"""Cache keys whose result is gone: they are made void, so that the task runs and writes it again.
+"""Cache keys for the engine's copy of a task: those of the task itself, and no stale ones.
 
+A policy reads the source or the code of a task's function, and the copy has another function.
+
+Keys whose result is gone are made void, so that the task runs and writes it again.
 Prefect keeps keys and results in one place unless a cache policy has a `key_storage`. In one place
 a lost record is no hit. With two, the key alone decides, and the task then fails when the result is
 read, in every attempt.
@@ -7,9 +10,8 @@ read, in every attempt.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from prefect.cache_policies import CachePolicy
 from prefect.logging.loggers import get_run_logger
@@ -28,25 +30,28 @@ _VOID = b""
 """What Prefect takes for "no such key": it cannot be parsed."""
 
 
-def with_checked_keys(task: Task[..., Any]) -> Task[..., Any]:
-    """The task itself, or a copy whose cache hits are checked where keys and results lie apart."""
-    policy = task.cache_policy
-    if not isinstance(policy, CachePolicy) or policy.key_storage is None:
-        return task
-    changed: Any = copy.copy(task)
-    changed.cache_policy = CheckedKeys(
+def keys_of(task: Task[..., Any]) -> Any:
+    """The cache policy for a copy of the task; its cache hits are checked where that is needed."""
+    policy: Any = task.cache_policy
+    if not isinstance(policy, CachePolicy):
+        return policy
+    return KeysOfTask(
+        task=task,
         policy=policy,
         key_storage=policy.key_storage,
         isolation_level=policy.isolation_level,
         lock_manager=policy.lock_manager,
     )
-    return cast("Task[..., Any]", changed)
 
 
 @dataclass
-class CheckedKeys(CachePolicy):
-    """The keys of another policy, none of which leads to a result that is gone."""
+class KeysOfTask(CachePolicy):
+    """The keys that another policy gives for a task, whoever asks.
 
+    None of them leads to a result that is gone, where keys and results lie apart.
+    """
+
+    task: Task[..., Any] | None = None
     policy: CachePolicy | None = None
 
     def compute_key(
@@ -58,9 +63,11 @@ class CheckedKeys(CachePolicy):
     ) -> str | None:
         """The other policy's key; before a cache hit its result is looked for."""
         assert self.policy is not None
-        key = self.policy.compute_key(task_ctx, inputs, flow_parameters, **kwargs)
-        if key is not None and not task_ctx.task.refresh_cache:
-            _make_void_if_lost(task_ctx, key)
+        asked = task_ctx.model_copy(update={"task": self.task}) if task_ctx else task_ctx
+        key = self.policy.compute_key(asked, inputs, flow_parameters, **kwargs)
+        if self.key_storage is None or key is None or task_ctx.task.refresh_cache:
+            return key
+        _make_void_if_lost(task_ctx, key)
         return key
 
 

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import suppress
 
-from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes
 
 _MOST = 20
 
@@ -26,9 +26,7 @@ def with_causes(pickled: bytes, error: BaseException) -> bytes:
     links: list[Link] = []
     with suppress(Exception):
         for is_cause, found in chain_of(error):
-            data = contexts.to_pickle(found)
-            pickle.loads(data)
-            links.append((is_cause, data))
+            links.append((is_cause, exception_bytes(found)))
     return pickle.dumps(_Chained(pickled, tuple(links))) if links else pickled
 
 

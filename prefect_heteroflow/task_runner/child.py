@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import pickle
 import signal
@@ -23,6 +24,7 @@ from prefect.utilities.callables import call_with_parameters
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.causes import with_causes
+from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes
 from prefect_heteroflow.task_runner.frames import (
     Call,
     PartsSent,
@@ -51,9 +53,15 @@ def prepare_template() -> None:
     for module in ("prefect.flow_engine", "prefect.task_engine", "prefect.artifacts"):
         import_module(module)
     ensure_logging_setup()
+    logging.getLogger("EventsWorker").addFilter(_is_worth_saying)
     marks_by_value()  # looks at all modules, once
     # The client alone takes 60 ms (TLS certificates); it connects when it is first used.
     _shared["client"] = get_client(sync_client=True)
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Not that events are waited for: that is so after each body which emits some."""
+    return not str(record.msg).startswith("Still processing items")
 
 
 class Channel:
@@ -309,9 +317,7 @@ def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
     """The reply of a body that raised."""
     info = exception_info(error)
     try:
-        data = contexts.to_pickle(error)
-        pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
-        data = with_causes(data, error)
+        data = with_causes(exception_bytes(error), error)
     except BaseException as problem:
         return Reply(kind=kind, text=f"{_words(error)} ({_words(problem)})", info=info)
     return Reply(kind=kind, value=data, text=_words(error), info=info)

@@ -18,6 +18,7 @@ import cloudpickle
 from prefect.context import AssetContext, FlowRunContext, TagsContext, TaskRunContext, tags
 from prefect.flows import Flow
 from prefect.futures import resolve_futures_to_states
+from prefect.locking.memory import MemoryLockManager
 from prefect.logging.loggers import patch_print
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -102,8 +103,33 @@ class _Pickler(_Cloudpickle):  # type: ignore[misc]
     """Keeps the file of code, which cloudpickle leaves out, so that tracebacks show its lines."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        {CodeType: _code_with_file}, _Cloudpickle.dispatch_table
+        {CodeType: _code_with_file, MemoryLockManager: lambda _: (MemoryLockManager, ())},
+        _Cloudpickle.dispatch_table,
     )
+
+
+class _MemoryLocks(MemoryLockManager):
+    """Stands for the one of the process that loads it, without the locks of this one."""
+
+    def __new__(cls) -> _MemoryLocks:
+        return object.__new__(cls)
+
+    def __init__(self) -> None:
+        """Has no locks."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryLockManager, ()
+
+
+def _without_own(store: ResultStore) -> ResultStore:
+    """The store without what is only of this process: results in memory, and locks there.
+
+    The former would be all results of the flow, with each of its tasks.
+    """
+    changes: dict[str, Any] = {"cache": type(store.cache)(maxsize=store.cache.maxsize)}
+    if type(store.lock_manager) is MemoryLockManager:
+        changes["lock_manager"] = _MemoryLocks()
+    return store.model_copy(update=changes)
 
 
 def pack_flow(context: FlowRunContext) -> bytes:
@@ -114,7 +140,7 @@ def pack_flow(context: FlowRunContext) -> bytes:
         version=flow.version if flow is not None else None,
         flow_run=context.flow_run,
         parameters=context.parameters,
-        result_store=context.result_store,
+        result_store=_without_own(context.result_store),
         log_prints=context.log_prints,
         persist_result=context.persist_result,
     )
@@ -138,7 +164,7 @@ def pack_run(context: TaskRunContext) -> bytes:
         parameters=context.parameters,
         log_prints=context.log_prints,
         persist_result=context.persist_result,
-        result_store=context.result_store,
+        result_store=_without_own(context.result_store),
         tags=tuple(sorted(seen.current_tags)) if seen is not None else (),
         asset_context=assets.serialize() if assets is not None and _tells(assets) else None,
     )

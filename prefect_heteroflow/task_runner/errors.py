@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prefect.exceptions import PrefectException
 
+from prefect_heteroflow.task_runner.exception_parts import Parts, built, parts_of
+
 if TYPE_CHECKING:
     from prefect_heteroflow.core.failures import Diagnosis
 
@@ -156,18 +158,12 @@ def _as_both(cause: Exception, origin: Origin) -> HeteroTaskError | None:
     """The exception as both types; `None` if its type cannot be subclassed or built anew."""
     try:
         kind = _both_types(type(cause))
-        # What pickle does to rebuild it, with the other type: it has just worked for `cause`.
-        make, arguments, *rest = cast("tuple[Any, ...]", cause.__reduce_ex__(2))
-        if make is not type(cause):
-            return None
-        both = kind(*arguments)
-        state = rest[0] if rest else None
-        if state is not None:
-            set_state = getattr(both, "__setstate__", None)
-            set_state(state) if set_state is not None else both.__dict__.update(state)
-        if str(both) != str(cause):
-            return None
-    except Exception:  # a final class, an own metaclass, an `__init__` with effects
+    except Exception:  # a final class, an own metaclass
+        return None
+    both = _copied(kind, cause)
+    if both is None:
+        both = _made_anew(kind, cause)
+    if both is None:
         return None
     both.__cause__ = cause.__cause__
     both.__context__ = cause.__context__
@@ -178,10 +174,35 @@ def _as_both(cause: Exception, origin: Origin) -> HeteroTaskError | None:
     return with_origin(both, origin)
 
 
+def _copied(kind: type[HeteroTaskError], cause: Exception) -> HeteroTaskError | None:
+    """The exception with another type; its constructor is not called."""
+    try:
+        both = built(kind, parts_of(cause))
+        return both if str(both) == str(cause) else None
+    except Exception:  # a class of an extension that keeps its fields for itself
+        return None
+
+
+def _made_anew(kind: Callable[..., HeteroTaskError], cause: Exception) -> HeteroTaskError | None:
+    """What pickle does to rebuild it, with the other type: it has just worked for `cause`."""
+    try:
+        make, arguments, *rest = cast("tuple[Any, ...]", cause.__reduce_ex__(2))
+        if make is not type(cause):
+            return None
+        both = kind(*arguments)
+        state = rest[0] if rest else None
+        if state is not None:
+            set_state = getattr(both, "__setstate__", None)
+            set_state(state) if set_state is not None else both.__dict__.update(state)
+        return both if str(both) == str(cause) else None
+    except Exception:  # an `__init__` with effects
+        return None
+
+
 _kinds: dict[type, type[HeteroTaskError]] = {}
 
 
-def _both_types(kind: type[Exception]) -> Callable[..., HeteroTaskError]:
+def _both_types(kind: type[Exception]) -> type[HeteroTaskError]:
     found = _kinds.get(kind)
     if found is None:
         found = type(
@@ -201,7 +222,17 @@ def _both_types(kind: type[Exception]) -> Callable[..., HeteroTaskError]:
 
 def _reduce_both(error: HeteroTaskError) -> tuple[Any, ...]:
     origin = origin_of(error)
-    return as_task_error, (origin.cause, origin)
+    cause = origin.cause
+    assert cause is not None  # only `as_task_error` makes one that is both
+    try:
+        parts = parts_of(cause)
+    except Exception:  # pickle may know how
+        return as_task_error, (cause, origin)
+    return _both_from_parts, (type(cause), parts, _portable(error))
+
+
+def _both_from_parts(kind: type[Exception], parts: Parts, origin: Origin) -> BaseException:
+    return as_task_error(built(kind, parts), origin)
 
 
 def _portable(error: HeteroTaskError) -> Origin:

@@ -17,6 +17,7 @@ from prefect_heteroflow.task_runner.errors import (
     as_task_error,
     with_origin,
 )
+from prefect_heteroflow.task_runner.exceptions_sent import left_out_of
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -80,6 +81,10 @@ def error_of(
         return with_origin(died, origin)
     if outcome.exception is None:
         return with_origin(HeteroTaskError(outcome.text), origin)
+    missing = left_out_of(outcome.exception)
+    if missing:
+        text = "What cannot be sent between processes is missing in the exception: %s"
+        get_run_logger().warning(text, ", ".join(missing))
     error = as_task_error(outcome.exception, origin)
     if type(error) is HeteroTaskError and error is not outcome.exception:
         kind = type(outcome.exception)

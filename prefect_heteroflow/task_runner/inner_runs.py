@@ -42,6 +42,7 @@ class InnerRuns:
 
 def _crashed(last: Event, why: str) -> Event:
     """As the engine would have told it."""
+    # By this machine's clock: the server orders the states of a task run by their stamps.
     now: Any = datetime.now(timezone.utc)
     crashed = {"type": StateType.CRASHED.value, "name": "Crashed", "message": why}
     before: dict[str, Any] = dict(last.payload["validated_state"])

@@ -315,6 +315,7 @@ def _death(status: int | None) -> str:
 
 
 def _now() -> str:
+    # By this machine's clock, as Prefect stamps the states of task runs, which stand beside it.
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 

@@ -123,6 +123,7 @@ class OtherPools:
                     pool,
                     self._read_cluster,
                     timeout_seconds=self._lost_contact_timeout,
+                    resources=decision.resources,
                     say=lambda why: logger.warning("Attempt %d: %s.", call.attempt, why),
                 )
                 ended, why = self._wait(run, call.timeout_seconds, waiting)
@@ -346,5 +347,6 @@ def _diagnosis(row: Attempt | None, text: str) -> Diagnosis:
 
 
 def _outcome(pool: str, **values: Any) -> TaskOutcome:
+    # By this machine's clock, as Prefect stamps the states of task runs, which stand beside it.
     ended = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return TaskOutcome(pool=pool, ended=ended, **values)

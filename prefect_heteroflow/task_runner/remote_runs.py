@@ -112,10 +112,11 @@ async def _job_variables(client: PrefectClient, call: TaskCall, decision: Retry)
         variables.pop(name, None)
         if getattr(resources, name) is not None:
             variables[name] = getattr(resources, name)
-    if place.node is not None or place.avoid_nodes:
+    if place.node is not None or place.avoid_nodes or place.waits_for is not None:
         variables["placement"] = {
             "prefer": place.node,
             "avoid": list(place.avoid_nodes),
+            "waits_for": place.waits_for,
             "since": utc_now().isoformat(),
             "strict": False,
         }

@@ -29,7 +29,10 @@ class RetryRules:
     def diagnose(self, evidence: Evidence) -> Diagnosis:
         """Why an attempt failed that is known to have failed."""
         found = diagnose(
-            evidence, user_rules=self.user_rules, retry_exceptions=self.retry_exceptions
+            evidence,
+            user_rules=self.user_rules,
+            retry_exceptions=self.retry_exceptions,
+            trusts_messages=False,
         )
         if found is not None:
             return found
@@ -48,7 +51,7 @@ def retry_rules(
     file_rules: Sequence[UserRule],
     *,
     task_retries: int,
-    node_memory_mb: int,
+    home_memory_mb: int,
 ) -> RetryRules:
     """The rules of one task run.
 
@@ -57,7 +60,7 @@ def retry_rules(
         defaults: The settings, by name.
         file_rules: Rules of the user from a file.
         task_retries: `retries` of the task itself; if it has some, they count as `max_retries`.
-        node_memory_mb: What this node has, MiB; a task that asks for nothing gets no more.
+        home_memory_mb: What the flow run may use, MiB; a task that asks for nothing gets no more.
 
     Raises:
         JobValueError: A value cannot be used; the text names it.
@@ -66,7 +69,7 @@ def retry_rules(
     if task_retries > 0:
         values["max_retries"] = task_retries
     if requirements.memory_mb is None:
-        values["memory_mb"] = max(MIN_MEMORY_MB, min(DEFAULT_MEMORY_MB, node_memory_mb))
+        values["memory_mb"] = max(MIN_MEMORY_MB, min(DEFAULT_MEMORY_MB, home_memory_mb))
     parsed = parse_job_values(values, defaults)
     return RetryRules(
         policy=parsed.policy,

@@ -15,15 +15,13 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import ValidationError
 
-from prefect_heteroflow import environment
 from prefect_heteroflow.core.job_values import JobValueError
-from prefect_heteroflow.core.resources import Cluster, Node
+from prefect_heteroflow.core.resources import Cluster
 from prefect_heteroflow.core.task_requirements import Requirements, exception_names
-from prefect_heteroflow.infra.node_probe import parse_declared_gpus, probe_node
-from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.nodes import read_cluster
 from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.task_runner.children import Children
+from prefect_heteroflow.task_runner.home import own_pool, read_home
 from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producers, not_read
 from prefect_heteroflow.task_runner.remote_attempts import OtherPools
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
     from prefect_heteroflow.infra.memory_limits import MemoryLimit
     from prefect_heteroflow.task_runner.attempts_elsewhere import RemoteAttempts
 
-LOCAL_POOL = "local"
-"""Pool of this node when no work pool started the flow."""
 _ENGINE_THREADS_PER_CHILD = 16
 """Task runs that wait (for inputs, for a retry) hold a thread, not a child."""
 _LEAST_ENGINE_THREADS = 128
@@ -249,7 +245,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
                 self._defaults,
                 self._file_rules,
                 task_retries=retries,
-                node_memory_mb=self._places.node.memory_mb,
+                home_memory_mb=self._places.home.memory_mb,
             )
             self._rules[key] = found
         return found
@@ -270,18 +266,18 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         self._defaults = settings.model_dump()
         if settings.rules_file is not None:
             self._file_rules = load_user_rules(settings.rules_file)
-        node = this_node(settings, _own_pool())
+        home = read_home(settings, own_pool())
         grace = self._cancel_grace_seconds
         self._children = Children(
             _template_maker(),
-            node,
+            home,
             max_children=self._max_children,
             cancel_grace_seconds=settings.cancel_grace_seconds if grace is None else grace,
             on_limit=self._say_limit,
         )
         return Places(
-            node=node,
-            local=LocalAttempts(node, self._children),
+            home=home,
+            local=LocalAttempts(home, self._children),
             remote=OtherPools(
                 lambda: _read_cluster(settings.node_liveness_seconds),
                 lost_contact_timeout=settings.lost_contact_timeout,
@@ -312,37 +308,6 @@ def default_max_workers() -> int:
     return min(32, (os.cpu_count() or 1) + 4)
 
 
-_nodes: dict[tuple[Any, ...], Node] = {}
-
-
-def this_node(settings: HeteroflowSettings, pool: str) -> Node:
-    """This machine, probed once per process.
-
-    In an attempt it has the name of the worker's node, whatever the settings of this process say.
-
-    Raises:
-        ValueError: A setting of the node cannot be used.
-    """
-    name = os.environ.get(environment.NODE) or settings.node_name
-    key = (name, pool, settings.node_memory_mb, settings.node_gpus)
-    if key not in _nodes:
-        gpus = settings.node_gpus
-        _nodes[key] = probe_node(
-            name,
-            pool,
-            declared_memory_mb=settings.node_memory_mb,
-            declared_gpus=None if gpus is None else parse_declared_gpus(gpus),
-            docker=False,
-        )
-    return _nodes[key]
-
-
-def _own_pool() -> str:
-    context = FlowRunContext.get()
-    flow_run = None if context is None else context.flow_run
-    return (flow_run.work_pool_name if flow_run is not None else None) or LOCAL_POOL
-
-
 def _template_maker() -> Callable[[], Template]:
     """Gives the template for the Prefect settings as they are now."""
     values = get_current_settings().to_environment_variables(
@@ -359,7 +324,7 @@ def _template_maker() -> Callable[[], Template]:
 def _read_cluster(liveness_seconds: float) -> Cluster:
     async def read() -> Cluster:
         async with get_client() as client:
-            return await read_cluster(client, now=utc_now(), liveness_seconds=liveness_seconds)
+            return await read_cluster(client, liveness_seconds=liveness_seconds)
 
     found: Cluster = run_coro_as_sync(read())
     return found

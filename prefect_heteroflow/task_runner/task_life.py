@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import random
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from prefect_heteroflow.core.policy import (
     UNLIMITED,
     Decision,
     Ending,
+    OwnRetries,
     Place,
     Retry,
     RetryPolicy,
@@ -33,7 +33,14 @@ from prefect_heteroflow.core.ranges import MAX_MEMORY_MB
 from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
 from prefect_heteroflow.core.task_attempts import TaskAttempt
-from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next, within_retries
+from prefect_heteroflow.core.task_places import (
+    asks_text,
+    has_text,
+    is_at_home,
+    places_beside,
+    roomier,
+)
+from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next
 from prefect_heteroflow.task_runner.attempt_rows import AttemptRows, attempt_of
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
     RemoteAttempts,
@@ -41,8 +48,10 @@ from prefect_heteroflow.task_runner.attempts_elsewhere import (
     TaskOutcome,
     no_remote,
 )
-from prefect_heteroflow.task_runner.cached_keys import with_checked_keys
+from prefect_heteroflow.task_runner.engine_task import engine_copy
 from prefect_heteroflow.task_runner.failures_raised import error_of
+from prefect_heteroflow.task_runner.home import LOCAL_POOL
+from prefect_heteroflow.task_runner.left_by_body import end_what_is_left
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
 
@@ -61,13 +70,14 @@ _WITHOUT_END = 1_000_000
 class Places:
     """Where attempts of one runner can run."""
 
-    node: Node
+    home: Node
+    """What the flow run itself may use, under the name of its node."""
     local: LocalAttempts
     remote: RemoteAttempts | None
     producers: Producers
     """Task runs that can run again when their results are lost."""
     read_cluster: Callable[[], Cluster]
-    """All nodes and pools that are known; asked only when this node is too small."""
+    """All nodes and pools that are known; asked only when home is too small."""
     say_once: Callable[[str, str], None]
     """Log a warning for a task, once: its name and the text."""
 
@@ -120,11 +130,13 @@ class TaskLife:
         self._retries_granted = 0
         self._budget_used = 0
         self._failure: _Failure | None = None
+        self._is_beside = False
+        """The newest attempt ran as a run of its own."""
         self._submitted_in = copy_context()
         self.engine_task = self._for_engine()
 
     def _for_engine(self) -> Task[..., Any]:
-        changed = copy.copy(with_checked_keys(self._task))
+        changed = engine_copy(self._task)
 
         @functools.wraps(self._task.fn)
         def body(*arguments: Any, **keywords: Any) -> Any:
@@ -177,13 +189,23 @@ class TaskLife:
         call = self._call()
         if self._refusal is not None:
             return self._refused(self._refusal)
-        if isinstance(planned, Retry) and planned.place.pool != self._places.node.pool:
-            assert self._places.remote is not None  # `_decide` stops without it
-            return self._places.remote.run(call, planned)
-        if not fits(call.resources, self._places.node):
+        home = self._places.home
+        self._is_beside = False
+        if (
+            isinstance(planned, Retry)
+            and planned.place.pool != LOCAL_POOL
+            and not is_at_home(planned.place, call.resources, home)
+        ):
+            return self._beside(call, planned)
+        if not fits(call.resources, home):
             self._places.local.expect_no_more(self._number)
             return self._elsewhere(call)
         return self._places.local.run(call)
+
+    def _beside(self, call: TaskCall, decision: Retry) -> TaskOutcome:
+        assert self._places.remote is not None  # it was asked for before
+        self._is_beside = True
+        return self._places.remote.run(call, decision)
 
     def _call(self) -> TaskCall:
         last = self._attempts[-1].row if self._attempts else None
@@ -202,22 +224,17 @@ class TaskLife:
         )
 
     def _elsewhere(self, call: TaskCall) -> TaskOutcome:
-        """An attempt that is too large for this node from the start."""
-        node = self._places.node
-        found = route(call.resources, self._cluster(), current_pool=node.pool)
-        wanted = f"memory_mb={call.resources.memory_mb}"
-        if call.resources.gpu_count:
-            wanted += (
-                f", gpu_count={call.resources.gpu_count}"
-                f", gpu_memory_mb={call.resources.gpu_memory_mb}"
-            )
-        sizes = ", ".join(f"{gpu.memory_mb} MB" for gpu in node.gpus) or "none"
-        has = f"this node ({node.name}) has {node.memory_mb} MB of memory and GPUs: {sizes}"
+        """An attempt that is too large for its flow run from the start."""
+        home = self._places.home
+        found = route(
+            call.resources, self._cluster(), current_pool=home.pool, current_node=home.name
+        )
+        wanted, has = asks_text(call.resources), has_text(home)
         if isinstance(found, Route) and self._places.remote is not None:
             place = Place(pool=found.pool, node=found.node)
             reason = f"It requires {wanted}; {has}: it runs on pool {found.pool} ({found.reason})."
             moved = Retry(resources=call.resources, place=place, delay_seconds=0.0, reason=reason)
-            return self._places.remote.run(call, moved)
+            return self._beside(call, moved)
         if isinstance(found, NoRoute):
             text = f"it requires {wanted}, which no node has: {found.reason}; {has}"
         else:
@@ -226,7 +243,7 @@ class TaskLife:
 
     def _refused(self, text: str) -> TaskOutcome:
         evidence = Evidence(phase="start", engine_error=text)
-        pool = self._places.node.pool
+        pool = self._places.home.pool
         return TaskOutcome(kind="refused", text=text, evidence=evidence, pool=pool, node=None)
 
     # ---- what follows ------------------------------------------------------------------------
@@ -238,15 +255,12 @@ class TaskLife:
                 self._record(outcome, AttemptStatus.COMPLETED)
             self._remember(outcome)
             return outcome.value
+        if outcome.kind in ("died", "timed_out", "cancelled"):
+            end_what_is_left(self._context(), outcome)
         if outcome.kind == "cancelled":
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
-        decision = within_retries(
-            self._decide(outcome, diagnosis),
-            diagnosis,
-            retries=self._task.retries,
-            granted=self._retries_granted,
-        )
+        decision = self._decide(outcome, diagnosis)
         of_body = outcome.kind in ("raised", "timed_out")
         self._failure = _Failure(decision=decision, of_body=of_body)
         self._record(outcome, AttemptStatus.FAILED, diagnosis, decision)
@@ -314,20 +328,22 @@ class TaskLife:
         return self._rules.diagnose(outcome.evidence or Evidence())
 
     def _decide(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
-        if outcome.pool not in (None, self._places.node.pool):
+        if self._is_beside:
             return self._decide_within(self._cluster(), outcome, diagnosis)
-        decision = self._decide_within(Cluster(nodes=(self._places.node,)), outcome, diagnosis)
+        home = self._places.home
+        decision = self._decide_within(Cluster(nodes=(home,)), outcome, diagnosis)
         escalates = diagnosis.failure.group is FailureGroup.ESCALATE
-        if escalates and is_cramped(decision, self._resources, self._rules.policy):
-            decision = self._decide_within(self._cluster(), outcome, diagnosis)
-        if (
-            isinstance(decision, Retry)
-            and decision.place.pool != self._places.node.pool
-            and self._places.remote is None
-        ):
+        if not escalates or not is_cramped(decision, self._resources, self._rules.policy):
+            return decision
+        decision = roomier(decision, self._decide_within(self._cluster(), outcome, diagnosis))
+        if not isinstance(decision, Retry):
+            return decision
+        if is_at_home(decision.place, decision.resources, home):
+            return decision
+        if self._places.remote is None:
             reason = f"{decision.reason}. {no_remote(decision.place.pool)}"
             return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
-        return decision
+        return replace(decision, reason=f"{decision.reason}, as a run of its own: {has_text(home)}")
 
     def _decide_within(
         self, cluster: Cluster, outcome: TaskOutcome, diagnosis: Diagnosis
@@ -336,14 +352,19 @@ class TaskLife:
             diagnosis,
             policy=self._policy_of_next(),
             resources=self._resources,
-            pool=outcome.pool or self._places.node.pool,
+            pool=outcome.pool or self._places.home.pool,
             node=outcome.node,
             history=[attempt.row for attempt in self._attempts],
             cluster=cluster,
             jitter_fraction=random.random(),
             never_started=outcome.started is None,
             gpu_memory_mb=outcome.gpu_memory_mb,
+            own_retries=self._own_retries(),
         )
+
+    def _own_retries(self) -> OwnRetries | None:
+        allowed = self._task.retries
+        return OwnRetries(allowed=allowed, used=self._retries_granted) if allowed > 0 else None
 
     def _policy_of_next(self) -> RetryPolicy:
         task: Any = self._task
@@ -355,13 +376,7 @@ class TaskLife:
         )
 
     def _cluster(self) -> Cluster:
-        """What is known of other nodes, with this one as it sees itself."""
-        own = self._places.node
-        known = self._places.read_cluster()
-        others = tuple(
-            node for node in known.nodes if (node.name, node.pool) != (own.name, own.pool)
-        )
-        return Cluster(nodes=(own, *others), pools=known.pools)
+        return places_beside(self._places.home, self._places.read_cluster())
 
     def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:
         """The retry condition that the engine asks after a failure, with its delay set."""
@@ -372,13 +387,13 @@ class TaskLife:
         jitter = self._task.retry_jitter_factor
         theirs = failure is None or (failure.of_body and said)
         if theirs:
-            granted = said and self._budget_used < self._task.retries
+            granted = said and self._retries_granted < self._task.retries
         else:
             granted = isinstance(decision, Retry)
             if isinstance(decision, Retry) and not (said and delay):
                 delay, jitter = decision.delay_seconds, None
         condition = self._task.retry_condition_fn
-        answer: Any = granted and (condition is None or condition(task, task_run, state))
+        answer: Any = granted and (condition is None or condition(self._task, task_run, state))
         if not answer:
             # The engine says that retries are exhausted, or that there were none.
             self.engine_task.retries = self._retries_granted
@@ -396,6 +411,8 @@ class TaskLife:
 
     def _shown_retries(self, *, counts: bool) -> int:
         """What the engine's log shows as the number of retries."""
+        if self._task.retries > 0:
+            return self._task.retries
         policy = self._rules.policy
         allowed = policy.max_retries if counts else policy.infrastructure_retries
         if UNLIMITED in (policy.max_retries, allowed):

@@ -140,7 +140,8 @@ def test_run_waits_for_a_larger_node_that_is_away():
     """A worker that is being restarted is no reason to end the run for good."""
     known = cluster(node("node-1", "p", 4096), node("node-2", "big", 65536, live=False))
     answer = retry(what_follows(OOM, known))
-    assert (answer.place, answer.resources.memory_mb) == (Place(pool="big"), 8192)
+    place = Place(pool="big", waits_for="node-2")
+    assert (answer.place, answer.resources.memory_mb) == (place, 8192)
     assert "node-2 would fit and is not live" in answer.reason
 
 
@@ -154,3 +155,58 @@ def test_last_run_with_what_is_there_comes_before_waiting_for_what_is_away():
     known = cluster(node("node-1", "p", 6000), node("node-2", "big", 65536, live=False))
     answer = retry(what_follows(OOM, known))
     assert (answer.place.node, answer.resources.memory_mb) == ("node-1", 6000)
+
+
+def test_memory_does_not_grow_onto_a_node_that_said_goodbye():
+    """Nobody knows whether it ever comes back."""
+    away = node("node-2", "big", 65536, live=False, stopped=True)
+    end = stop(what_follows(OOM, cluster(node("node-1", "p", 4096), away)))
+    assert "node-2 (pool big) would fit but is not live" in end.reason
+
+
+def test_attempt_does_not_wait_for_its_own_node_that_said_goodbye():
+    own = node("node-1", "p", 65536, live=False, stopped=True)
+    answer = retry(what_follows(OOM, cluster(own, node("node-2", "p", 6000))))
+    assert (answer.place.node, answer.resources.memory_mb) == ("node-2", 6000)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_last_run_is_the_last(stopped):
+    """No wait for a node that is away follows it, whatever is said of that node by then."""
+    small = node("node-1", "p", 6000)
+    away = node("node-2", "p", 65536, live=False, stopped=stopped)
+    first = retry(what_follows(OOM, cluster(small, away)))
+    assert "no node that takes runs now has more, so a last run" in first.reason
+    end = stop(
+        what_follows(
+            OOM,
+            cluster(small, node("node-2", "p", 65536, live=False)),
+            resources=first.resources,
+            history=[failed(1, OOM, memory_mb=4096)],
+        )
+    )
+    assert end.ending is Ending.PERMANENT_FAILURE
+    assert "the attempt had 6000 MB, all that was to be had, as its last run" in end.reason
+
+
+def test_larger_node_that_has_come_up_since_takes_what_was_to_be_a_last_run():
+    history = [failed(1, OOM, memory_mb=4096)]
+    known = cluster(node("node-1", "p", 6000), node("node-2", "p", 65536))
+    answer = retry(what_follows(OOM, known, resources=Resources(memory_mb=6000), history=history))
+    assert (answer.place.node, answer.resources.memory_mb) == ("node-2", 12000)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [],
+        [failed(1, OOM, memory_mb=3000)],
+        [failed(1, FailureClass.NETWORK_TIMEOUT, memory_mb=4096)],
+        [failed(1, OOM, memory_mb=6000)],
+    ],
+    ids=["the first attempt", "it had doubled", "it had not grown for memory", "it had not grown"],
+)
+def test_attempt_with_all_that_there_is_waits_if_it_was_no_last_run(history):
+    known = cluster(node("node-1", "p", 6000), node("node-2", "p", 65536, live=False))
+    answer = retry(what_follows(OOM, known, resources=Resources(memory_mb=6000), history=history))
+    assert answer.place == Place(pool="p", waits_for="node-2")

@@ -33,7 +33,8 @@ nodes = st.builds(
     live=st.sampled_from([True, True, True, False]),
     cordoned=st.sampled_from([False, False, False, True]),
     docker=st.sampled_from([True, False, None]),
-)
+    stopped=st.booleans(),
+).map(lambda node: replace(node, stopped=node.stopped and not node.live))
 pools = st.builds(
     Pool,
     name=st.sampled_from((*POOLS, "cloud")),
@@ -303,6 +304,57 @@ def test_retries_of_one_task_are_bounded(causes: list[Diagnosis], situation: dic
         assert len(history) <= policy.max_retries + policy.infrastructure_retries
         now["resources"] = decision.resources
         now["pool"], now["node"] = decision.place.pool, decision.place.node
+
+
+@settings(max_examples=400)
+@given(diagnoses, situations)
+def test_decision_waits_only_for_a_node_that_would_fit_and_comes_back(
+    diagnosis: Diagnosis, situation: dict[str, Any]
+):
+    """Away or in a paused pool, but neither stopped nor cordoned."""
+    decision = decide(diagnosis, **situation)
+    if not isinstance(decision, Retry) or decision.place.waits_for is None:
+        return
+    place, known = decision.place, situation["cluster"]
+    awaited = node_named(known, place.waits_for)
+    assert place.node is None
+    assert awaited is not None
+    assert awaited.pool == place.pool
+    assert fits(decision.resources, awaited)
+    assert not awaited.stopped
+    assert not awaited.cordoned
+    paused = {pool.name for pool in known.pools if pool.paused}
+    assert not awaited.live or awaited.pool in paused
+
+
+@settings(max_examples=400)
+@given(situations, clusters)
+def test_after_a_last_run_memory_grows_only_where_all_of_it_fits_now(
+    situation: dict[str, Any], later: Cluster
+):
+    """A run that was called the last is not followed by one that waits, or by another last one."""
+    oom = Diagnosis(failure=FailureClass.CPU_OUT_OF_MEMORY, rule="a-rule", reason="Because.")
+    first = decide(oom, **{**situation, "history": []})
+    if not isinstance(first, Retry) or "so a last run" not in first.reason:
+        return
+    if situation["policy"].retry_strategy is RetryStrategy.RETRY_SAME_NODE:
+        return
+    had = situation["resources"].memory_mb
+    row = Attempt(
+        attempt=1,
+        flow_run_id="run",
+        status=AttemptStatus.FAILED,
+        failure=oom.failure.value,
+        memory_mb=had,
+    )
+    place = first.place
+    now = {"resources": first.resources, "pool": place.pool, "node": place.node}
+    second = decide(oom, **{**situation, **now, "history": [row], "cluster": later})
+    if not isinstance(second, Retry):
+        return
+    limit = situation["policy"].oom_memory_limit
+    assert second.place.waits_for is None
+    assert second.resources.memory_mb == min(2 * first.resources.memory_mb, limit)
 
 
 @given(clusters, st.sampled_from(RetryStrategy), requests)

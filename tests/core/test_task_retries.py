@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_heteroflow.core.failures import Diagnosis, FailureClass
-from prefect_heteroflow.core.policy import Decision, Ending, Place, Retry, RetryPolicy, Stop
+from prefect_heteroflow.core.attempts import Attempt
+from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.core.policy import (
+    Decision,
+    Ending,
+    OwnRetries,
+    Place,
+    Retry,
+    RetryPolicy,
+    Stop,
+)
 from prefect_heteroflow.core.resources import Resources
-from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next, within_retries
-
-DIAGNOSIS = Diagnosis(failure=FailureClass.NODE_LOST, rule="r", reason="Killed")
+from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next
+from tests.core.policy_cases import cluster, failed, node, what_follows
+from tests.core.policy_cases import retry as retry_of
+from tests.core.policy_cases import stop as stop_of
 
 
 def retry(memory_mb: int = 2048) -> Retry:
@@ -51,21 +61,52 @@ def test_delay_of_the_task_takes_the_place_of_the_policys(
     assert policy.retry_delay == expected
 
 
+def after(
+    failure: FailureClass, *, own: OwnRetries | None, history: list[Attempt] | None = None
+) -> Decision:
+    return what_follows(
+        failure,
+        cluster(node("node-1", "p", 65536)),
+        history=history or [],
+        own_retries=own,
+        policy=RetryPolicy(max_retries=3 if own is None else own.allowed),
+    )
+
+
 @pytest.mark.parametrize(
-    ("decision", "retries", "granted", "stops"),
+    ("failure", "allowed", "used", "said"),
     [
-        (retry(), 1, 1, True),
-        (retry(), 2, 1, False),
-        (retry(), 0, 5, False),
-        (Stop(ending=Ending.FAILED, reason="no"), 1, 1, False),
+        (FailureClass.NODE_LOST, 1, 0, "infrastructure retry 1 of 1 in"),
+        (FailureClass.NETWORK_TIMEOUT, 1, 0, ", retry 1 of 1 in"),
+        (FailureClass.NETWORK_TIMEOUT, 2, 1, ", retry 2 of 2 in"),
+        (FailureClass.NODE_LOST, 9, 0, "infrastructure retry 1 of 3 in"),
     ],
-    ids=["used up", "near miss: one is left", "the task says nothing", "stopped already"],
+    ids=["a lost node", "a network error", "after a lost node", "near miss: the setting is less"],
+)
+def test_retry_is_counted_by_what_the_task_says_where_that_is_less(
+    failure: FailureClass, allowed: int, used: int, said: str
+) -> None:
+    history = [failed(n, FailureClass.NODE_LOST) for n in range(1, used + 1)]
+    own = OwnRetries(allowed=allowed, used=used)
+    assert said in retry_of(after(failure, own=own, history=history)).reason
+
+
+@pytest.mark.parametrize("failure", [FailureClass.NODE_LOST, FailureClass.NETWORK_TIMEOUT])
+@pytest.mark.parametrize(
+    ("allowed", "said"),
+    [(1, "the task's only retry is used"), (2, "all 2 retries of the task are used")],
 )
 def test_retries_of_the_task_bound_what_the_policy_would_retry(
-    decision: Decision, retries: int, granted: int, stops: bool
+    failure: FailureClass, allowed: int, said: str
 ) -> None:
-    found = within_retries(decision, DIAGNOSIS, retries=retries, granted=granted)
-    assert (found != decision) is stops
+    """Whatever budget the earlier ones came from."""
+    history = [failed(n, FailureClass.NODE_LOST) for n in range(1, allowed + 1)]
+    own = OwnRetries(allowed=allowed, used=allowed)
+    assert said in stop_of(after(failure, own=own, history=history)).reason
+
+
+def test_task_that_says_nothing_has_the_retries_of_the_policy() -> None:
+    assert "infrastructure retry 1 of 3" in retry_of(after(FailureClass.NODE_LOST, own=None)).reason
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,23 @@ def always_fail(folder: str) -> None:
 
 def never(task: Any, task_run: Any, state: Any) -> bool:
     return False
+
+
+def seen_of(task: Any) -> str:
+    """What users may read from a task that is handed to them."""
+    return f"{task.name} {task.retries} {task.timeout_seconds} {task.retry_delay_seconds}"
+
+
+def until_the_task_says(task: Any, task_run: Any, state: Any) -> bool:
+    note(state.data.args[0], f"asked {seen_of(task)} {task_run.run_count}")
+    return bool(task_run.run_count <= task.retries)
+
+
+@task(
+    retries=2, retry_delay_seconds=0.01, timeout_seconds=60, retry_condition_fn=until_the_task_says
+)
+def fail_in(folder: str) -> None:
+    raise RuntimeError(folder)
 
 
 def only_runtime_errors(task: Any, task_run: Any, state: Any) -> bool:
@@ -242,6 +260,36 @@ def fail(folder: str) -> None:
     raise RuntimeError("always")
 
 
+class Doubling:
+    """A body that is no function."""
+
+    __name__ = "Doubling"
+
+    def __call__(self, folder: str, number: int) -> int:
+        note(folder, f"doubled {number}")
+        return 2 * number
+
+
+class Tripling(Doubling):
+    """Another one."""
+
+    def __call__(self, folder: str, number: int) -> int:
+        note(folder, f"tripled {number}")
+        return 3 * number
+
+
+def times(factor: int, folder: str, number: int) -> int:
+    note(folder, f"times {factor}")
+    return factor * number
+
+
+def without_source(expression: str) -> Any:
+    """A function that stands in no file."""
+    found: dict[str, Any] = {}
+    exec(f"def calculate(folder, number):\n    return {expression}\n", found)
+    return found["calculate"]
+
+
 # ---- the cases: a folder -> what the flow returns ----------------------------------------------
 
 
@@ -332,6 +380,26 @@ def case_cached_by_function(folder: str) -> Any:
     return [first.result(), second.result()], states(first, second)
 
 
+def case_cached_callables(folder: str) -> Any:
+    """Each of them twice: the second one is `Cached` where Prefect knows a key for it."""
+    bodies = [
+        Doubling(),
+        Tripling(),
+        partial(times, 3),
+        lambda folder, number: note(folder, "lambda"),
+        without_source("number + 1"),
+        without_source("number + 2"),
+    ]
+    futures = []
+    make: Any = task
+    for index, body in enumerate(bodies):
+        made = make(body, name=f"body-{index}", cache_policy=TASK_SOURCE, persist_result=True)
+        for _ in range(2):
+            futures.append(made.submit(folder, 5))
+            futures[-1].wait()
+    return [future.result() for future in futures], states(*futures)
+
+
 def case_uncached(folder: str) -> Any:
     return [uncached.submit(folder).result() for _ in range(2)]
 
@@ -356,6 +424,28 @@ def case_hooks(folder: str) -> Any:
     good.wait()
     bad = hooked(folder, fail).submit(folder)
     return states(good, bad)
+
+
+def case_hooks_see_the_task(folder: str) -> Any:
+    def hook(task: Any, task_run: Any, state: Any) -> None:
+        note(folder, f"{state.name} {seen_of(task)} {task.fn.__name__} {task is made}")
+
+    class Hook:
+        def __call__(self, task: Any, task_run: Any, state: Any) -> None:
+            hook(task, task_run, state)
+
+    options: Any = {"on_running": [hook], "on_failure": [partial(hook)], "on_completion": [Hook()]}
+    make: Any = task
+    seen = []
+    for body in (succeed_second_time, fail):
+        made = make(body, retries=1, timeout_seconds=60, **options)
+        seen.append(made.submit(folder))
+        seen[-1].wait()
+    return states(*seen)
+
+
+def case_retry_condition_sees_the_task(folder: str) -> Any:
+    return states(fail_in.submit(folder))
 
 
 def case_nested(folder: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ class Worker:
         settings: Further environment.
         limit: Runs at a time.
         folder: Where it is started; by default where the tests are.
+        other_machine: It sees none of this machine's cgroups, and so no attempt of another worker.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Worker:
         settings: Mapping[str, str] | None = None,
         limit: int | None = None,
         folder: Path | None = None,
+        other_machine: bool = False,
     ) -> None:
         self._folder = folder
         self.pool, self.node = pool, node or "(named by its settings)"
@@ -61,6 +64,9 @@ class Worker:
         self._command += ["--name", f"worker {node}"]
         if limit is not None:
             self._command += ["--limit", str(limit)]
+        if other_machine:
+            alone = f"umount -l -R /sys/fs/cgroup; exec {shlex.join(self._command)}"
+            self._command = ["unshare", "--mount", "sh", "-c", alone]
         prefix = "PREFECT_INTEGRATIONS_HETEROFLOW_NODE_"
         # Tests share deployments, and so their breakers; the tests of breakers turn them on.
         off = "PREFECT_INTEGRATIONS_HETEROFLOW_BREAKER_MAX_RESTARTS"

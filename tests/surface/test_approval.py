@@ -16,7 +16,7 @@ import pytest
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelling, Completed, Running
+from prefect.states import Cancelled, Cancelling, Completed, Running
 
 from prefect_heteroflow.attempts.cancelling import close_cancelled
 from prefect_heteroflow.attempts.held import approve_resumed, close_refused, release_held
@@ -203,6 +203,42 @@ async def test_retry_that_is_the_trial_frees_it_when_it_is_cancelled_before_its_
     await close_cancelled(client, run.id, "Cancelled by a user.")
     answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
     assert isinstance(answer, Admitted)
+
+
+async def test_held_run_whose_flow_had_retried_itself_is_let_to_the_workers(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """After such a retry the server keeps a run from all of them, whatever its state says."""
+    run_id = UUID(api.submit(deployment, {"need_mb": 1}))
+    run = await client.read_flow_run(run_id)
+    own = run.empirical_policy.model_copy(update={"retries": 2, "retry_type": "in_process"})
+    await client.update_flow_run(run_id, empirical_policy=own)
+    run = await client.read_flow_run(run_id)
+    hold = approval.Hold(holder=f"{run_id}:2", keys=(key,))
+    await approval.await_approval(
+        client, run, hold=hold, message="held", job_variables={}, now=utc_now()
+    )
+    policy = (await client.read_flow_run(run_id)).empirical_policy
+    assert (policy.retries, policy.retry_type) == (3, "reschedule")
+
+
+async def test_retry_that_the_server_cancelled_while_it_waited_is_closed_in_the_history(
+    api: Api, client: PrefectClient, deployment: str
+) -> None:
+    """As it does when its deployment is deleted, or when a newer run takes its place in a limit."""
+    run_id = UUID(api.submit(deployment, {"need_mb": 1}))
+    run = await client.read_flow_run(run_id)
+    ended = Attempt(attempt=1, flow_run_id=str(run_id), status=AttemptStatus.FAILED)
+    planned = Attempt(attempt=2, flow_run_id=str(run_id), status=AttemptStatus.SCHEDULED)
+    await write_attempts(client, run_id, [ended, planned], summary=False)
+    await transitions.await_retry(
+        client, run, due=utc_now() + timedelta(hours=1), message="again", job_variables={}
+    )
+    message = "Deployment concurrency limit reached."
+    await client.set_flow_run_state(run_id, Cancelled(message=message))
+    assert run_id in [it.id for it in await close_refused(client, now=utc_now())]
+    last = api.rows(str(run_id))[-1]
+    assert (last["status"], last["decision"]) == ("cancelled", message)
 
 
 async def test_run_that_was_not_held_is_not_taken_for_a_refusal(

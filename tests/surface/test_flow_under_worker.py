@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
 
@@ -58,3 +60,77 @@ def test_flow_that_raises_prints_its_traceback_and_no_fault_of_the_logging(
     assert "Traceback (most recent call last)" in worker.log()
     assert "Logging error" not in worker.log()
     assert "without a flow run id" not in worker.log()
+
+
+def fill_in_a_task(api: Api, tmp_path: Path, **parameters: Any) -> tuple[str, Path]:
+    """A flow run of 600 MB with one task that fills memory: its id, and where the task notes."""
+    deployment = api.deploy(
+        "tell_what_a_filling_task_sees",
+        POOL,
+        name="fills",
+        file="task_flows.py",
+        job_variables={"memory_mb": 600, "max_retries": 2},
+    )
+    notes = tmp_path / "notes"
+    return api.submit(deployment, {"notes": str(notes), **parameters}), notes
+
+
+def task_rows(api: Api, run: str) -> list[dict[str, Any]]:
+    """The attempts of the one task of a flow run."""
+    (task_run,) = api.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    return api.rows(task_run["id"])
+
+
+def test_task_that_outgrows_its_flow_run_runs_beside_it_on_the_same_node(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """The worker declares what the node has; the flow run may use but 600 MB of it."""
+    prefix = "PREFECT_INTEGRATIONS_HETEROFLOW_RETRY_"
+    soon = {f"{prefix}DELAY": "0", f"{prefix}JITTER": "0"}
+    with Worker(server, tmp_path, pool=POOL, node="under-4000", memory_mb=4000, settings=soon):
+        run, notes = fill_in_a_task(api, tmp_path, megabytes=700)
+        assert api.wait_end(run).name == "Completed"
+    assert json.loads(notes.read_text()) == {"node": "under-4000", "memory_mb": 1200}
+    rows = task_rows(api, run)
+    assert [(row["memory_mb"], row["failure"], row["node"]) for row in rows] == [
+        (600, "CpuOutOfMemory", "under-4000"),
+        (1200, None, "under-4000"),
+    ]
+    assert "as a run of its own: this flow run has 600 MB of memory" in rows[0]["decision"]
+
+
+def test_task_that_asks_for_more_than_its_flow_run_has_runs_beside_it_on_the_same_node(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """Nothing is declared: the node has what the machine has."""
+    with Worker(server, tmp_path, pool=POOL, node="under-probed"):
+        run, notes = fill_in_a_task(api, tmp_path, megabytes=700, memory_mb=1200)
+        assert api.wait_end(run).name == "Completed"
+    assert json.loads(notes.read_text()) == {"node": "under-probed", "memory_mb": 1200}
+    assert not [line for line in api.logs(run) if "which no node has" in line]
+
+
+def test_task_beside_its_flow_run_that_waits_for_the_slot_of_that_run_says_so(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    with Worker(server, tmp_path, pool=POOL, node="under-limit-1", limit=1):
+        run, _ = fill_in_a_task(api, tmp_path, megabytes=1, memory_mb=1200)
+        wait_until(
+            lambda: any("raise `--limit` of the worker" in line for line in api.logs(run)),
+            what="why the task waits",
+            timeout_seconds=90,
+        )
+        api.cancel(run)
+        assert api.wait_end(run).name == "Cancelled"
+
+
+def test_task_that_fits_no_node_is_told_what_its_flow_run_has(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    with Worker(server, tmp_path, pool=POOL, node="under-2000", memory_mb=2000):
+        run, _ = fill_in_a_task(api, tmp_path, megabytes=1, memory_mb=2500)
+        state = api.wait_end(run)
+    assert state.name == "Failed"
+    (row,) = task_rows(api, run)
+    assert "it requires memory_mb=2500, which no node has" in row["reason"]
+    assert "this flow run has 600 MB of memory" in row["reason"]

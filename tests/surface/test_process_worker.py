@@ -364,16 +364,3 @@ def test_cancel_of_a_retry_that_a_worker_holds_until_it_is_due_keeps_the_earlier
         ("failed", "NetworkTimeout"),
         ("cancelled", "TaskCancelled"),
     ]
-
-
-def test_task_run_that_died_with_its_attempt_does_not_stay_running(
-    api: Api, nodes: dict[str, Worker]
-) -> None:
-    run = api.submit(deploy(api, "dies_in_a_task", memory_mb=512, retry_delay=0, retry_jitter=0))
-    assert api.wait_end(run).name == "Completed"
-
-    def states() -> list[str]:
-        body = {"flow_runs": {"id": {"any_": [run]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        return sorted(it["state_name"] for it in api.post("/task_runs/filter", body))
-
-    wait_until(lambda: states() == ["Completed", "Crashed"], what="end of both task runs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentTaskRunId
 from prefect.events.worker import EventsWorker
 from prefect.runtime import flow_run
 
@@ -114,3 +117,46 @@ def test_inner_tasks_of_a_child_that_ends_do_not_stay_running(tmp_path: Path, ho
     names = {run.name.rpartition("-")[0]: run.state_name for run in runs}
     assert names["sleep"] == "Crashed"
     assert names["end"] == ("Crashed" if how == "killed" else "Completed")
+
+
+@flow
+def called(file: str) -> None:
+    """A flow that a body calls as a function."""
+    wait_in_it(file)
+
+
+@task(retries=0)
+def wait_in_it(file: str) -> None:
+    Path(file).touch()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("how", ["killed", "timed out"])
+def test_flow_that_a_body_had_called_ends_with_the_child(tmp_path: Path, how: str) -> None:
+    """With its tasks; otherwise they would stay `Running`, and hold the slots of limits."""
+    file = tmp_path / "runs"
+
+    @task(retries=0, timeout_seconds=None if how == "killed" else 5)
+    def outer() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if how == "killed":
+            threading.Thread(target=kill_when, args=(file,)).start()
+        called(str(file))
+
+    def body() -> Any:
+        outer.submit().wait()
+        return flow_run.id
+
+    flow_run_id = flow(task_runner=HeteroTaskRunner(max_retries=0))(body)()
+    with get_client(sync_client=True) as client:
+        stands_for = [run for run in task_runs_of(flow_run_id, count=2) if "called" in run.name]
+        parent = FlowRunFilterParentTaskRunId(any_=[run.id for run in stands_for])
+        (subflow,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_task_run_id=parent))
+    assert (subflow.state_name, stands_for[0].state_name) == ("Crashed", "Crashed")
+    assert [run.state_name for run in task_runs_of(subflow.id, count=1)] == ["Crashed"]
+
+
+def kill_when(file: Path) -> None:
+    runner_tasks.wait_for_file(file)
+    EventsWorker.drain_all()  # the flow has heard of the task
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -81,6 +81,15 @@ RULES: tuple[Rule, ...] = (
         "docker, jvm",
     ),
     _recovered(
+        "prefect-tries-again",
+        r"when proposing final state '\w{1,20}' and will attempt to run again"
+        r"|Retry \d{1,9}/\d{1,9} will start ",
+        "Received non-final state 'AwaitingRetry' when proposing final state 'Failed' and will "
+        "attempt to run again...",
+        "Received non-final state 'Paused' when proposing final state 'Failed'",
+        "prefect",
+    ),
+    _recovered(
         "retried-and-went-on",
         r"retrying (?:without|with|in|the)|[Ss]kipping (?:this |the )?(?:batch|sample|step|length"
         r"|example|file)|skipping batch|[Ff]alling back to|[Rr]educing (?:the )?batch|reduc(?:ed"

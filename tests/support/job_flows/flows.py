@@ -130,6 +130,18 @@ def own_retry(need_mb: int) -> dict:
     return {"attempt": attempt.attempt, "run_count": runtime.run_count}
 
 
+@flow(retries=2)
+def own_retry_before(marker: str) -> int:
+    """First fails once by itself, then its process is killed; the next attempt succeeds."""
+    attempt = current_attempt()
+    if not Path(marker).exists():
+        Path(marker).write_text("once")
+        raise ValueError("the first try fails")
+    if attempt.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt.attempt
+
+
 @flow
 def flaky_network(failures: int) -> int:
     """Cannot reach its server in the first attempts."""
@@ -163,6 +175,18 @@ def dies_in_attempt_1() -> int:
 def dies_in_a_task() -> int:
     """Its task is running when the process ends."""
     return dies_in_attempt_1()
+
+
+@flow
+def called() -> int:
+    """Called as a function by another flow; its task is running when the process ends."""
+    return dies_in_attempt_1()
+
+
+@flow
+def dies_in_a_subflow() -> int:
+    """Both flow runs are running when the process ends."""
+    return called()
 
 
 @flow

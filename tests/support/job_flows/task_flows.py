@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect import flow, task
 
-from prefect_heteroflow import HeteroTaskRunner, current_attempt
+from prefect_heteroflow import HeteroTaskRunner, current_attempt, requires
 
 
 @task
@@ -20,3 +20,16 @@ def seen() -> dict:
 @flow(task_runner=HeteroTaskRunner())
 def tell_what_a_task_sees(notes: str) -> None:
     Path(notes).write_text(json.dumps(seen.submit().result()))
+
+
+@task
+def fill(megabytes: int) -> dict:
+    filled = bytearray(b"\1") * (megabytes * 1024 * 1024)
+    assert filled[-1] == 1
+    return seen.fn()
+
+
+@flow(task_runner=HeteroTaskRunner())
+def tell_what_a_filling_task_sees(notes: str, megabytes: int, memory_mb: int | None = None) -> None:
+    task_run = requires(memory_mb=memory_mb)(fill).submit(megabytes)
+    Path(notes).write_text(json.dumps(task_run.result()))

@@ -1,0 +1,90 @@
+"""What an exception of a task's body proves: its type, and only of some things its message."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefect_heteroflow.core.classify import diagnose
+from prefect_heteroflow.core.failures import Evidence, ExceptionInfo, FailureClass
+from prefect_heteroflow.exceptions_as_data import exception_info
+
+APPLICATION = FailureClass.APPLICATION_ERROR
+NETWORK = FailureClass.NETWORK_TIMEOUT
+
+
+class Told(Exception):
+    """An error of an application."""
+
+
+class FetchTimeoutError(Exception):
+    """One whose name says what it is."""
+
+
+def named(name: str, message: str, *bases: str) -> ExceptionInfo:
+    names = (name, *bases, "builtins.Exception", "builtins.BaseException")
+    return ExceptionInfo(type_names=names, message=message)
+
+
+def raised_from(error: Exception, cause: Exception) -> ExceptionInfo:
+    error.__cause__ = cause
+    return exception_info(error)
+
+
+@pytest.mark.parametrize(
+    ("info", "of_body", "of_flow"),
+    [
+        (exception_info(TimeoutError("mine")), NETWORK, NETWORK),
+        (exception_info(ConnectionResetError("reset")), NETWORK, NETWORK),
+        (named("httpx.ReadTimeout", "", "httpx.TransportError"), NETWORK, NETWORK),
+        (exception_info(FetchTimeoutError("slow")), NETWORK, NETWORK),
+        (
+            exception_info(OSError(28, "No space left on device")),
+            FailureClass.DISK_PRESSURE,
+            FailureClass.DISK_PRESSURE,
+        ),
+        (exception_info(OSError("No space left on device")), APPLICATION, None),
+        (exception_info(ValueError("Read timed out")), APPLICATION, NETWORK),
+        (exception_info(Told("503 Service Unavailable")), APPLICATION, None),
+        (raised_from(Told("no answer"), TimeoutError("mine")), NETWORK, NETWORK),
+        (raised_from(Told("no answer"), ValueError("Read timed out")), APPLICATION, NETWORK),
+        (
+            raised_from(MemoryError(), ValueError("Read timed out")),
+            FailureClass.CPU_OUT_OF_MEMORY,
+            NETWORK,
+        ),
+        (
+            exception_info(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")),
+            FailureClass.GPU_OUT_OF_MEMORY,
+            FailureClass.GPU_OUT_OF_MEMORY,
+        ),
+        (exception_info(MemoryError()), FailureClass.CPU_OUT_OF_MEMORY, None),
+        (exception_info(PermissionError(13, "no")), FailureClass.PERMISSION_DENIED, None),
+    ],
+    ids=lambda value: (
+        ""
+        if not isinstance(value, ExceptionInfo)
+        else (
+            f"{value.type_names[0].rpartition('.')[2]} {value.message[:20]}"
+            + "".join(f" from {cause.type_names[0].rpartition('.')[2]}" for cause in value.causes)
+        )
+    ),
+)
+def test_transient_is_what_the_type_says_and_memory_also_what_the_message_says(
+    info: ExceptionInfo, of_body: FailureClass, of_flow: FailureClass | None
+) -> None:
+    """A whole flow's attempt (`of_flow`) is still read by its message too."""
+    evidence = Evidence(phase="run", exception=info)
+    found = diagnose(evidence, trusts_messages=False)
+    assert found is not None
+    assert found.failure is of_body
+    if of_flow is not None:
+        attempt = diagnose(evidence)
+        assert attempt is not None
+        assert attempt.failure is of_flow
+
+
+def test_types_to_retry_count_for_what_a_message_does_not_prove() -> None:
+    evidence = Evidence(phase="run", exception=exception_info(ValueError("Read timed out")))
+    found = diagnose(evidence, retry_exceptions=["ValueError"], trusts_messages=False)
+    assert found is not None
+    assert (found.failure, found.verdict) == (APPLICATION, "retry")
