@@ -30,6 +30,8 @@ class TaskCall:
     attempt: int
     """1 for the first."""
     resources: Resources
+    number: int = 0
+    """Of the task in the order of submission, the same for all of its attempts."""
     timeout_seconds: float | None = None
     """How long the body may run; the wait for a place does not count."""
     reserved_mb: int = 0

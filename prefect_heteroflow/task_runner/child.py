@@ -29,8 +29,7 @@ from prefect_heteroflow.task_runner.frames import (
     Call,
     PartsSent,
     Reply,
-    from_bytes,
-    receive_frame,
+    receive_call,
     send_frame,
     to_bytes,
 )
@@ -81,11 +80,10 @@ class Channel:
     def receive(self) -> Call | None:
         """The next call; `None` when the flow's process has closed the connection."""
         try:
-            data = receive_frame(self._descriptor)
+            call = receive_call(self._descriptor)
         except (EOFError, OSError):
             return None
         self._interrupted = False
-        call: Call = from_bytes(data)
         return call
 
     def send(self, kind: str, payload: Any) -> None:
@@ -164,11 +162,19 @@ def serve(descriptor: int) -> int:
             return LEFT  # a fork of the body came out of it: it has nothing to say
         if threading.active_count() > 1:  # without a thread of Prefect's there are no events
             EventsWorker.drain_all()
+        _flush_output()
         try:
             channel.send("reply", reply)
         except OSError:
             return CHANNEL_LOST
     return LEFT
+
+
+def _flush_output() -> None:
+    """What the body printed is out, whatever becomes of this process; as files it is buffered."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, gone, or something that the body put there
+            stream.flush()
 
 
 class _Part:
@@ -211,6 +217,8 @@ class _Runner:
         if call.path is not None:
             sys.path[:] = call.path + [path for path in sys.path if path not in call.path]
             invalidate_caches()
+        if call.argv is not None:
+            sys.argv[:] = call.argv
         try:
             task, flow, run = self._load(call)
         except BaseException as error:

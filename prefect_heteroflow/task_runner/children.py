@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import signal
@@ -16,9 +17,15 @@ from prefect_heteroflow.core.local_capacity import Free, Wish, next_grant
 from prefect_heteroflow.core.resources import Gpu, Node
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
 from prefect_heteroflow.task_runner.frames import PartsSent
+from prefect_heteroflow.task_runner.submission_order import SubmissionOrder
 
 if TYPE_CHECKING:
     from prefect_heteroflow.task_runner.template import ChildProcess, Template
+
+
+PATIENCE_SECONDS = 1.0
+"""How long a slot stays free for a task that was submitted earlier and has not come for it yet.
+Prefect's engines of 128 tasks that start at once take about as long on two cores."""
 
 
 class LeaseCancelled(Exception):
@@ -69,11 +76,16 @@ class Child:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class Turn:
+    """The right to run one body, waited for or given."""
+
     wish: Wish
-    memory_mb: int
+    number: int
+    """Lower ones go first."""
     granted: threading.Event = field(default_factory=threading.Event)
     gpus: tuple[Gpu, ...] | None = None
+    child: Child | None = None
+    """Once `Children.take` gave one."""
 
 
 class Children:
@@ -102,8 +114,10 @@ class Children:
         self._cancel_grace_seconds = cancel_grace_seconds
         self._on_limit = on_limit
         self._lock = threading.Lock()
-        self._waiting: list[_Waiter] = []
-        self._busy: dict[Child | _Waiter, Wish] = {}
+        self._order = SubmissionOrder()
+        self._waiting: list[Turn] = []
+        """By number."""
+        self._busy: dict[Child | Turn, Wish] = {}
         self._exclusive: set[str] = set()
         self._shared: Counter[str] = Counter()
         self._idle: list[Child] = []
@@ -111,30 +125,49 @@ class Children:
         self._token = uuid.uuid4().hex[:12]
         self._cancelled = False
 
-    @contextlib.contextmanager
-    def lease(self, wish: Wish, memory_mb: int, *, max_calls: int | None) -> Iterator[Child]:
-        """A child for one body, under that memory limit and with GPUs of its own.
+    def next_number(self, *, is_expected: bool) -> int:
+        """The number of the next task that is submitted.
 
-        Waits for its turn. The child is kept warm afterwards, unless it ran `max_calls` bodies,
-        was cancelled, or died.
+        Args:
+            is_expected: It will soon come for its turn: until then later ones wait a little for it.
+        """
+        with self._lock:
+            return self._order.next_number(is_expected=is_expected)
+
+    def expect_no_more(self, number: int) -> None:
+        """The task has ended, or needs no child: nobody waits for it."""
+        with self._lock:
+            if self._order.expect_no_more(number):
+                self._grant()
+
+    @contextlib.contextmanager
+    def turn(self, wish: Wish, number: int, *, max_calls: int | None) -> Iterator[Turn]:
+        """A slot for one body, with GPUs of its own; `take` gives the child for it.
+
+        Waits until it comes, in the order of the numbers. A child that was taken is kept warm
+        afterwards, unless it ran `max_calls` bodies, was cancelled, or died.
 
         Raises:
             LeaseCancelled: The flow is cancelled before its turn came.
-            ChildNotStarted: There is no process to be had.
         """
-        waiter = _Waiter(wish, memory_mb)
+        turn = Turn(wish, number)
         with self._lock:
-            self._waiting.append(waiter)
+            if self._cancelled:
+                raise LeaseCancelled
+            self._order.expect_no_more(number)
+            bisect.insort(self._waiting, turn, key=lambda waiting: waiting.number)
             self._grant()
-        waiter.granted.wait()
-        if waiter.gpus is None:
+        if not turn.granted.wait(PATIENCE_SECONDS):
+            with self._lock:
+                self._order.expect_none_before(number)
+                self._grant()
+            turn.granted.wait()
+        if turn.gpus is None:
             raise LeaseCancelled
-        child: Child | None = None
         try:
-            child = self._take(waiter)
-            yield child
+            yield turn
         finally:
-            self._give_back(waiter, child, max_calls)
+            self._give_back(turn, max_calls)
 
     def cancel(self) -> None:
         """Interrupt all bodies, then end by force what goes on; nothing starts any more."""
@@ -144,8 +177,8 @@ class Children:
             busy = [child for child in self._busy if isinstance(child, Child)]
             for child in busy:
                 child.cancelled = True
-        for waiter in waiting:
-            waiter.granted.set()
+        for turn in waiting:
+            turn.granted.set()
         threads = [
             threading.Thread(target=child.interrupt, args=(self._cancel_grace_seconds,))
             for child in busy
@@ -166,16 +199,18 @@ class Children:
 
     def _grant(self) -> None:
         """Let those in line start for whom there is room; the lock is held."""
-        while grant := next_grant([waiter.wish for waiter in self._waiting], self._free()):
-            waiter = self._waiting.pop(grant.index)
-            waiter.gpus = grant.gpus
-            self._busy[waiter] = waiter.wish
+        while grant := next_grant([turn.wish for turn in self._waiting], self._free()):
+            if not self._order.is_first(self._waiting[grant.index].number):
+                return  # the one that comes before it calls this
+            turn = self._waiting.pop(grant.index)
+            turn.gpus = grant.gpus
+            self._busy[turn] = turn.wish
             for gpu in grant.gpus:
-                if waiter.wish.shares_gpu:
+                if turn.wish.shares_gpu:
                     self._shared[gpu.uuid] += 1
                 else:
                     self._exclusive.add(gpu.uuid)
-            waiter.granted.set()
+            turn.granted.set()
 
     def _free(self) -> Free:
         reserved = sum(wish.reserved_mb for wish in self._busy.values())
@@ -187,10 +222,15 @@ class Children:
             shared=self._shared,
         )
 
-    def _take(self, waiter: _Waiter) -> Child:
-        """An idle child of the right kind, or a new one in the place of another."""
-        gpus = waiter.gpus or ()
-        wanted = waiter.memory_mb, tuple(gpu.uuid for gpu in gpus)
+    def take(self, turn: Turn, memory_mb: int) -> Child:
+        """The child for it under that limit: an idle one, or a new one.
+
+        Raises:
+            LeaseCancelled: The flow is cancelled.
+            ChildNotStarted: There is no process to be had.
+        """
+        gpus = turn.gpus or ()
+        wanted = memory_mb, tuple(gpu.uuid for gpu in gpus)
         retired: list[Child] = []
         with self._lock:
             child = next((child for child in self._idle if child.kind == wanted), None)
@@ -203,20 +243,15 @@ class Children:
         if child is None or child.process.ended.is_set():
             if child is not None:
                 child.retire()
-            child = self._start(waiter.memory_mb, gpus)
+            child = self._start(memory_mb, gpus)
         with self._lock:
-            self._busy[child] = self._busy.pop(waiter)
             child.cancelled = self._cancelled
+            turn.child = child
+            self._busy[child] = self._busy.pop(turn)
         if child.cancelled:
-            self._busy_to_waiter(child, waiter)
-            child.retire()
             raise LeaseCancelled
         child.oom_kills = child.limit.oom_kill_count() or 0
         return child
-
-    def _busy_to_waiter(self, child: Child, waiter: _Waiter) -> None:
-        with self._lock:
-            self._busy[waiter] = self._busy.pop(child)
 
     def _make_room(self, gpus: tuple[Gpu, ...]) -> list[Child]:
         """Idle children that have to leave for a new one; the lock is held."""
@@ -249,7 +284,8 @@ class Children:
             self._on_limit = None
         return Child(process=process, limit=limit, gpus=gpus)
 
-    def _give_back(self, waiter: _Waiter, child: Child | None, max_calls: int | None) -> None:
+    def _give_back(self, turn: Turn, max_calls: int | None) -> None:
+        child = turn.child
         keep = (
             child is not None
             and not child.unusable
@@ -260,11 +296,10 @@ class Children:
         if child is not None and not keep:
             child.retire()
         with self._lock:
-            key: Child | _Waiter = waiter if child is None else child
-            wish = self._busy.pop(key)
+            wish = self._busy.pop(turn if child is None else child)
             if child is not None and keep:
                 self._idle.append(child)
-            for gpu in waiter.gpus or ():
+            for gpu in turn.gpus or ():
                 if wish.shares_gpu:
                     self._shared[gpu.uuid] -= 1
                 else:

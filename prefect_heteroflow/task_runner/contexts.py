@@ -70,13 +70,21 @@ def to_pickle(value: Any) -> bytes:
     registry: Any = cloudpickle
     marks = marks_by_value()
     if not is_users_choice(registry.list_registry_pickle_by_value()):
-        with suppress(Exception):
-            data = pickle.dumps(value, protocol=pickle.DEFAULT_PROTOCOL)
-            if not any(mark in data for mark in marks):
-                return data
+        data = _plain_pickle(value, marks)
+        if data is not None:
+            return data
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()
+
+
+def _plain_pickle(value: Any, marks: tuple[bytes, ...]) -> bytes | None:
+    with suppress(Exception):
+        # The default protocol of old Pythons copies an array once more.
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        if not any(mark in data for mark in marks):
+            return data
+    return None
 
 
 def _code_with_file(code: CodeType) -> tuple[Any, ...]:

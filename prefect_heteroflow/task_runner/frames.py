@@ -34,6 +34,8 @@ class Call:
     """Working folder."""
     path: list[str] | None
     """`sys.path` of the flow, if it has changed."""
+    argv: list[str] | None
+    """`sys.argv` of the flow, if it has changed."""
     tells_start: bool
     """The child says when the body starts: its time limit counts from then, not from imports."""
 
@@ -150,6 +152,42 @@ def _wait(descriptor: int, deadline: float) -> None:
     poll.register(descriptor, select.POLLIN)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         raise TimeoutError
+
+
+_LARGE_PARTS = ("body", "flow", "run")
+
+
+def send_call(descriptor: int, call: Call) -> None:
+    """Send a call, and drop its large parts: the body may run for hours.
+
+    They follow as messages of their own, for within the other one they would be copied.
+
+    Raises:
+        OSError: The other end is gone.
+    """
+    parts: dict[str, bytes] = {}
+    for name in _LARGE_PARTS:
+        part: bytes | None = getattr(call, name)
+        if part is not None and len(part) >= _COPIED_BYTES:
+            parts[name] = part
+            setattr(call, name, b"")
+    send_frame(descriptor, to_bytes((call, list(parts))))
+    while parts:
+        send_frame(descriptor, parts.pop(next(iter(parts))))
+
+
+def receive_call(descriptor: int) -> Call:
+    """The next call.
+
+    Raises:
+        EOFError: The other end is gone.
+        OSError: The same.
+    """
+    call: Call
+    call, following = from_bytes(receive_frame(descriptor))
+    for name in following:
+        setattr(call, name, receive_frame(descriptor))
+    return call
 
 
 def to_bytes(message: Any) -> bytes:

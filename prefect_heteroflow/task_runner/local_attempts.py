@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ from prefect_heteroflow.task_runner.children import (
     visible_devices,
 )
 from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
-from prefect_heteroflow.task_runner.frames import Call, Reply, send_frame, to_bytes
+from prefect_heteroflow.task_runner.flow_interpreter import arguments
+from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
 from prefect_heteroflow.task_runner.modules_by_value import can_import
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
@@ -67,14 +68,6 @@ class LocalAttempts:
         Raises:
             BodyNotPortable: The body cannot be sent to a child.
         """
-        body = pack_body(call.task)
-        try:
-            run = contexts.pack_run(call.context)
-        except Exception as error:
-            return self._outcome(
-                kind="unportable",
-                text=f"its arguments cannot be pickled: {type(error).__name__}: {error}",
-            )
         wish = Wish(
             reserved_mb=call.reserved_mb,
             gpu_count=call.resources.gpu_count,
@@ -86,8 +79,14 @@ class LocalAttempts:
             max_calls = GPU_MAX_CALLS
         with contextlib.ExitStack() as stack:
             try:
-                lease = self._children.lease(wish, call.resources.memory_mb, max_calls=max_calls)
-                child = stack.enter_context(lease)
+                turn = stack.enter_context(
+                    self._children.turn(wish, call.number, max_calls=max_calls)
+                )
+                # Not before: of all that wait, none holds a copy of its arguments.
+                packed = _packed(call)
+                child = self._children.take(turn, call.resources.memory_mb)
+            except _NotPickled as error:
+                return self._outcome(kind="unportable", text=str(error))
             except LeaseCancelled:
                 return self._outcome(kind="cancelled")
             except (ChildNotStarted, OSError) as error:
@@ -96,21 +95,23 @@ class LocalAttempts:
                     text=f"no child process could be started: {error}",
                     evidence=Evidence(phase="start", engine_error=str(error)),
                 )
-            return self._run_in(child, call, body, run)
+            return self._run_in(child, call, packed)
 
-    def _run_in(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> TaskOutcome:
+    def expect_no_more(self, number: int) -> None:
+        """The task with that number does not come here, or has ended."""
+        self._children.expect_no_more(number)
+
+    def _run_in(self, child: Child, call: TaskCall, packed: _Packed) -> TaskOutcome:
         started = _now()
         child.calls += 1
-        message = self._message(child, call, body, run)
-        path = list(sys.path)
-        if path != child.process.known_path:
-            message.path = absolute_path(path)
+        sent_bytes = len(packed.run)
+        message = self._message(child, call, packed)
+        packed.body = packed.run = b""
         reply: Reply | None = None
         inner = InnerRuns()
         timed_out = foreign = False
         try:
-            send_frame(child.process.connection.fileno(), to_bytes(message))
-            _note_sent(child, message, path)
+            _send(child, message)
             reply = read_reply(child, inner, timeout_seconds=call.timeout_seconds)
         except TimeoutError:
             timed_out = True
@@ -130,22 +131,23 @@ class LocalAttempts:
             inner.end("The child process in which it ran has ended.")
         if foreign and ended.kind == "died":
             ended = replace(ended, text=_FOREIGN)
-        return replace(ended, sent_bytes=len(run))
+        return replace(ended, sent_bytes=sent_bytes)
 
-    def _message(self, child: Child, call: TaskCall, body: bytes, run: bytes) -> Call:
-        body_key = hashlib.blake2b(body, digest_size=16).hexdigest()
+    def _message(self, child: Child, call: TaskCall, packed: _Packed) -> Call:
+        body_key = hashlib.blake2b(packed.body, digest_size=16).hexdigest()
         flow_key, flow = None, None
         if call.flow_context is not None:
             flow_key, flow = self._flow_part(call)
         return Call(
             body_key=body_key,
-            body=None if body_key in child.bodies else body,
+            body=None if body_key in child.bodies else packed.body,
             flow_key=flow_key,
             flow=None if flow_key in child.flows else flow,
-            run=run,
+            run=packed.run,
             variables=self._variables(child, call),
             folder=_working_folder(),
             path=None,
+            argv=None,
             tells_start=call.timeout_seconds is not None,
         )
 
@@ -261,12 +263,19 @@ class LocalAttempts:
         return TaskOutcome(pool=self._node.pool, node=self._node.name, ended=_now(), **values)
 
 
-def _note_sent(child: Child, message: Call, path: list[Any]) -> None:
-    """Only what was sent is known to the child; its own notes are in the same order."""
+def _send(child: Child, message: Call) -> None:
+    known = child.process
+    path, argv = list(sys.path), arguments()
+    if path != known.known_path:
+        message.path = absolute_path(path)
+    if argv != known.known_argv:
+        message.argv = argv
+    send_call(known.connection.fileno(), message)
+    # Only what was sent is known to the child; its own notes are in the same order.
     child.bodies.put(message.body_key, True)
     if message.flow_key is not None:
         child.flows.put(message.flow_key, True)
-    child.process.known_path = path
+    known.known_path, known.known_argv = path, argv
 
 
 def _working_folder() -> str:
@@ -310,7 +319,27 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-# --- the body as bytes ---------------------------------------------------------------------------
+# --- what is sent, as bytes ----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Packed:
+    body: bytes
+    run: bytes
+    """The task run, its parameters and the rest that differs from call to call."""
+
+
+class _NotPickled(Exception):
+    """The arguments cannot be pickled; the text says why."""
+
+
+def _packed(call: TaskCall) -> _Packed:
+    body = pack_body(call.task)
+    try:
+        return _Packed(body, contexts.pack_run(call.context))
+    except Exception as error:
+        text = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
+        raise _NotPickled(text) from error
 
 
 def pack_body(task: Task[..., Any]) -> bytes:

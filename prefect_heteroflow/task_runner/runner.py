@@ -27,6 +27,7 @@ from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producer
 from prefect_heteroflow.task_runner.remote_attempts import OtherPools
 from prefect_heteroflow.task_runner.requirements import requirements_of
 from prefect_heteroflow.task_runner.retry_rules import RetryRules, retry_rules
+from prefect_heteroflow.task_runner.submission_order import holds_futures
 from prefect_heteroflow.task_runner.task_life import Places, TaskLife
 from prefect_heteroflow.task_runner.template import Template, template_for
 from prefect_heteroflow.task_runner.waiting_out import wait_out
@@ -175,13 +176,19 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         except JobValueError as error:
             # What one task asks for is an error of that task; the flow goes on.
             refusal, rules = str(error), self._rules_of(Requirements(), 0)
-        life = TaskLife(task, rules, requirements, places, refusal=refusal)
+        assert self._children is not None  # as the places
+        expect_no_more = self._children.expect_no_more
+        number = self._children.next_number(
+            is_expected=not wait_for and not holds_futures(parameters)
+        )
+        life = TaskLife(task, rules, requirements, places, number, refusal=refusal)
         future = super().submit(
             life.engine_task,
             places.producers.readable(parameters),
             None if wait_for is None else not_read(wait_for),
             dependencies,
         )
+        future.wrapped_future.add_done_callback(lambda _: expect_no_more(number))
         return FutureInMemory(future.task_run_id, future.wrapped_future)
 
     def cancel_all(self) -> None:

@@ -101,6 +101,7 @@ class TaskLife:
         rules: How it is retried, and its first resources.
         requirements: What is said about it.
         places: Where attempts can run.
+        number: Its place in the order of submission.
         refusal: Why the task must not run at all: what it asks for cannot be used.
     """
 
@@ -110,9 +111,11 @@ class TaskLife:
         rules: RetryRules,
         requirements: Requirements,
         places: Places,
+        number: int,
         refusal: str | None = None,
     ) -> None:
         self._task = task
+        self._number = number
         self._refusal = refusal
         self._rules = rules
         self._requirements = requirements
@@ -195,6 +198,7 @@ class TaskLife:
         ):
             return self._beside(call, planned)
         if not fits(call.resources, home):
+            self._places.local.expect_no_more(self._number)
             return self._elsewhere(call)
         return self._places.local.run(call)
 
@@ -211,6 +215,7 @@ class TaskLife:
             flow_context=FlowRunContext.get(),
             attempt=len(self._attempts) + 1,
             resources=self._resources,
+            number=self._number,
             timeout_seconds=self._task.timeout_seconds,
             reserved_mb=self._reserved_mb,
             shares_gpu=bool(self._requirements.shares_gpu),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import prefect_heteroflow
+from prefect_heteroflow.task_runner.flow_interpreter import interpreter_flags, main_module
 
 START_SECONDS = 120.0
 _MESSAGE_BYTES = 1 << 20
@@ -39,6 +40,8 @@ class ChildProcess:
         self._template = template
         self.known_path = template.known_path
         """`sys.path` of this process, as the child knows it."""
+        self.known_argv: list[str] | None = None
+        """The same of `sys.argv`; `None` if it knows nothing of it."""
         self._number = number
         self._lock = threading.Lock()
         self._open = True
@@ -97,7 +100,7 @@ class Template:
         """`sys.path` of this process when the template started."""
         package = str(Path(prefect_heteroflow.__file__).parents[1])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs.fileno()), package],
+            [sys.executable, *interpreter_flags(), "-c", _BOOT, str(theirs.fileno()), package],
             pass_fds=[theirs.fileno()],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -105,7 +108,8 @@ class Template:
             start_new_session=True,
         )
         theirs.close()
-        self._control.send(json.dumps({"sys_path": absolute_path(self.known_path)}).encode())
+        hello = {"sys_path": absolute_path(self.known_path), "main": main_module()}
+        self._control.send(json.dumps(hello).encode())
         threading.Thread(target=self._listen, name="heteroflow-template", daemon=True).start()
 
     @property

@@ -34,8 +34,9 @@ def main(descriptor: int) -> None:
     sys.path[:] = hello["sys_path"]
     for name in ("main", "sys"):  # a script may have its own
         vars(sys.modules["__main__"]).pop(name, None)
-    from prefect_heteroflow.task_runner import child
+    from prefect_heteroflow.task_runner import child, flow_interpreter
 
+    flow_interpreter.show_main_module(hello["main"])
     child.prepare_template()
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate())
