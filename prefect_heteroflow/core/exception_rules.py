@@ -111,8 +111,11 @@ def _one(info: ExceptionInfo, *, trusts_messages: bool) -> tuple[Role, Diagnosis
 
 
 _CLIENT_LIBRARIES = frozenset(
-    "aiohttp asyncpg azure botocore elasticsearch google grpc httpcore httpx kombu paramiko psycopg"
-    " psycopg2 pymongo pymysql redis requests sqlalchemy sqlite3 urllib3".split()
+    {
+        *("aiohttp", "asyncpg", "azure", "botocore", "elasticsearch", "google", "grpc"),
+        *("httpcore", "httpx", "kombu", "paramiko", "psycopg", "psycopg2", "pymongo", "pymysql"),
+        *("redis", "requests", "sqlalchemy", "sqlite3", "urllib3"),
+    }
 )
 """Clients of servers: what their errors say, the other side or the connection has said."""
 

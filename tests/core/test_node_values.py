@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prefect_heteroflow.core.resources import Gpu, Node, Pool
+from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.node_values import (
     MAX_VALUE_BYTES,
     Cordon,
@@ -52,7 +53,7 @@ nodes = st.builds(
     pool=texts,
     memory_mb=sizes,
     gpus=st.lists(gpus, max_size=4).map(tuple),
-    last_error=st.none() | texts,
+    last_error=st.none() | texts.map(storable),
     docker=st.none() | st.booleans(),
 )
 
