@@ -20,7 +20,7 @@ from prefect_heteroflow.attempts.standing import read_standing
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.breaker import BreakerPolicy
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass
-from prefect_heteroflow.core.policy import Place, Retry, RetryPolicy
+from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryPolicy
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.orchestration import approval, held_fronts, transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -54,6 +54,11 @@ def worker_of(client: PrefectClient) -> Any:
     )
 
 
+async def nobody_has(_: Decision) -> bool:
+    """Nobody has gone on with the run meanwhile."""
+    return False
+
+
 async def held_attempt(
     api: Api, client: PrefectClient, deployment: str
 ) -> tuple[FlowRun, FlowRun, str]:
@@ -82,6 +87,7 @@ async def held_attempt(
         is_plain_job=True,
         job=uuid4().hex[:12],
         was_cancelled=lambda: False,
+        has_gone_on=nobody_has,
     )
     place, failure = Place(pool=OTHER), FailureClass.UNKNOWN_ERROR
     await ending.decided(
