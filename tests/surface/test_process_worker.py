@@ -14,7 +14,7 @@ from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
 
-SMALL, MIDDLE, LARGE = "gpu-8gb", "gpu-24gb", "gpu-80gb"
+SMALL, MIDDLE, LARGE = "process-8gb", "process-24gb", "process-80gb"
 GPU_MB = {SMALL: 8192, MIDDLE: 24576, LARGE: 81920}
 
 
@@ -60,8 +60,8 @@ def test_run_killed_for_memory_completes_on_the_same_node_with_twice_as_much(
     assert api.wait_end(run).name == "Completed"
     rows = api.rows(run)
     assert [(r["node"], r["failure"], r["memory_mb"]) for r in rows] == [
-        ("node-gpu-8gb", "CpuOutOfMemory", 200),
-        ("node-gpu-8gb", None, 400),
+        ("node-process-8gb", "CpuOutOfMemory", 200),
+        ("node-process-8gb", None, 400),
     ]
     assert final_names(api, run) == ["Completed"]
 
@@ -140,7 +140,7 @@ def test_network_timeout_is_retried_on_the_same_node(api: Api, nodes: dict[str, 
     assert api.wait_end(run).name == "Completed"
     rows = api.rows(run)
     assert [r["failure"] for r in rows] == ["NetworkTimeout", "NetworkTimeout", None]
-    assert {r["node"] for r in rows} == {"node-gpu-8gb"}
+    assert {r["node"] for r in rows} == {"node-process-8gb"}
 
 
 def test_retries_that_ran_out_end_as_failed_and_say_so(api: Api, nodes: dict[str, Worker]) -> None:
