@@ -129,10 +129,12 @@ class Children:
         """The number of the next task that is submitted.
 
         Args:
-            is_expected: It will soon come for its turn: until then later ones wait a little for it.
+            is_expected: It will soon come for its turn: until then later ones wait a little for it,
+                where there is but one child. Several run beside each other in any case.
         """
+        waits = is_expected and self._max_children == 1
         with self._lock:
-            return self._order.next_number(is_expected=is_expected)
+            return self._order.next_number(is_expected=waits)
 
     def expect_no_more(self, number: int) -> None:
         """The task has ended, or needs no child: nobody waits for it."""

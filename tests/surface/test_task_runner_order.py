@@ -226,3 +226,10 @@ def test_what_cannot_be_pickled_takes_no_child_from_the_next_task() -> None:
         return [type(failed).__name__, home, runner_tasks.square.submit(3).result()]
 
     assert run_flow(body) == ["TaskNotPortableError", False, 9]
+
+
+def test_later_task_waits_for_no_other_where_several_run_at_once() -> None:
+    children = one_slot(slots=2)
+    children.next_number(is_expected=True)
+    with children.turn(Wish(), children.next_number(is_expected=True), max_calls=None) as turn:
+        assert turn.number == 2
