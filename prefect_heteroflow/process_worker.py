@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import os
 import shlex
@@ -54,6 +53,7 @@ from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.progress import Progress
 from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.core.status_rules import failure_of_start
 from prefect_heteroflow.infra.cleanup import CleanupPlan, clean_up
 from prefect_heteroflow.infra.leftovers import end_leftovers
 from prefect_heteroflow.infra.memory_limits import MemoryLimit, create_memory_limit
@@ -73,14 +73,6 @@ _ENTRY_COMMAND = f"{shlex.quote(sys.executable)} -m prefect_heteroflow.engine"
 # A grandchild may hold the pipe open after the main process has ended and all were killed.
 _DRAIN_SECONDS = 5.0
 _CHUNK = 64 * 1024
-_OF_THE_NODE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS), FailureClass.DISK_PRESSURE),
-    **dict.fromkeys(
-        (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
-        FailureClass.CONTAINER_RUNTIME_ERROR,
-    ),
-}
-"""Errors of a start that say nothing about the run."""
 
 
 class HeteroflowProcessVariables(RetryVariables, ProcessVariables):
@@ -189,7 +181,8 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         try:
             child = await self._in_thread(functools.partial(self._start, plan))
         except (OSError, ValueError) as error:
-            raise AttemptNotStarted(str(error), failure=_start_failure(error)) from error
+            failure = failure_of_start(error.errno if isinstance(error, OSError) else None)
+            raise AttemptNotStarted(str(error), failure=failure) from error
         if not self._said_limit_kind:
             self._said_limit_kind = True
             notes = "".join(f"; {note}" for note in child.limit.notes)
@@ -397,9 +390,3 @@ def _terminate(child: _Child, grace_seconds: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(grace_seconds)
     child.limit.kill_all()
-
-
-def _start_failure(error: OSError | ValueError) -> FailureClass:
-    """What kept a child from starting: the node, which may do better later, or what was asked."""
-    number = error.errno if isinstance(error, OSError) else None
-    return _OF_THE_NODE.get(number or 0, FailureClass.INVALID_CONFIG)

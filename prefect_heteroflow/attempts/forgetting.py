@@ -10,20 +10,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.left_behind import how_left
 from prefect_heteroflow.orchestration.history import read_many_attempts
 from prefect_heteroflow.orchestration.nodes import forget_node, read_registry
-from prefect_heteroflow.orchestration.run_pages import read_all_runs
+from prefect_heteroflow.orchestration.run_pages import read_runs_under_way
 from prefect_heteroflow.orchestration.transitions import task_id_of
 
 if TYPE_CHECKING:
@@ -88,15 +81,7 @@ async def forget_nodes(
 async def _runs_of(client: PrefectClient, record: NodeRecord) -> list[FlowRun]:
     """Runs that the node's worker left half-way and that nobody has moved yet."""
     pool = record.node.pool
-    runs = await read_all_runs(
-        client,
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(
-                type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
-            )
-        ),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
-    )
+    runs = await read_runs_under_way(client, [pool])
     if not runs:
         return []
     histories = await read_many_attempts(client, {task_id_of(run) for run in runs})

@@ -144,16 +144,18 @@ async def close_refused(
         httpx.HTTPError: The API failed.
     """
     cancelled = await approval.read_cancelled(client, now=now, seen_until=seen_until)
-    refused = [run for run in cancelled if approval.hold_of(run) is not None]
-    for run in refused:
-        hold = approval.hold_of(run)
-        if hold is not None:
-            # Whoever let it go just before had made it the trial.
-            await note_outcome(client, holder=hold.holder, verdict=Verdict.NONE, now=now)
-        said = _REFUSED_LATE if hold is not None and hold.released else _REFUSED
-        await close_cancelled(client, transitions.task_id_of(run), said, run.id)
+    refused, others = [], {}
+    for run in cancelled:
+        hold, task_id = approval.hold_of(run), transitions.task_id_of(run)
+        if hold is None:
+            others[task_id] = run
+            continue
+        # Whoever let it go just before had made it the trial.
+        await note_outcome(client, holder=hold.holder, verdict=Verdict.NONE, now=now)
+        said = _REFUSED_LATE if hold.released else _REFUSED
+        await close_cancelled(client, task_id, said, run.id)
         await approval.write_hold(client, run, None)
-    others = {transitions.task_id_of(run): run for run in cancelled if run not in refused}
+        refused.append(run)
     for task_id, history in (await read_many_attempts(client, others)).items():
         if history[-1].status is AttemptStatus.SCHEDULED:
             run = others[task_id]

@@ -15,10 +15,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.resources import Node
 from prefect_heteroflow.orchestration.transitions import SUBMITTING
 
-_LOOKS, _LOOKS_WITHOUT_LABELS = 2, 8
 _OPEN = (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING)
 
 
@@ -101,48 +99,3 @@ def of_node(left: LeftBehind, node: str | None) -> tuple[Attempt, ...]:
     """Its history, with the node in the row of the attempt that was left, if it is known."""
     *earlier, last = left.history
     return (*earlier, dataclasses.replace(last, node=last.node or node))
-
-
-class Whose(Enum):
-    """Whose worker it was that left a run."""
-
-    OURS = "this node's"
-    ANOTHERS = "another one's, which may be alive"
-    NOBODYS = "of a worker that cannot be told and is not alive"
-
-
-def whose(
-    left_by: str | None,
-    *,
-    taker: object,
-    worker_name: str,
-    node: Node,
-    others: Sequence[Node],
-    looks: int,
-    looks_of_silence: int,
-) -> Whose:
-    """Who has to settle a run that nobody seems to look after.
-
-    A worker that was killed before it could store row or labels cannot be told. A live one stores
-    them soon; one that is only silent may be cut off from the API, with the attempt alive.
-
-    Args:
-        left_by: Name of the node, if a row tells.
-        taker: Name of the worker, if the run's labels tell.
-        worker_name: This worker's.
-        node: This worker's.
-        others: All nodes that are known.
-        looks: At how many the run stood still.
-        looks_of_silence: How many of them make a silent worker a lost one.
-    """
-    if left_by is not None:
-        return Whose.OURS if left_by == node.name else Whose.ANOTHERS
-    if taker is not None:
-        return Whose.OURS if taker == worker_name else Whose.ANOTHERS
-    may_be = [it for it in others if it.pool == node.pool and it.name != node.name]
-    if all(it.stopped for it in may_be):
-        return Whose.OURS
-    needed = _LOOKS_WITHOUT_LABELS if any(it.live for it in may_be) else _LOOKS
-    if any(not it.live and not it.stopped for it in may_be):
-        needed = max(needed, looks_of_silence)
-    return Whose.NOBODYS if looks >= needed else Whose.ANOTHERS

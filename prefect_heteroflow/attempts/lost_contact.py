@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
@@ -30,7 +23,7 @@ from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.heartbeats import last_heartbeat
 from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
 from prefect_heteroflow.orchestration.leases import lease
-from prefect_heteroflow.orchestration.run_pages import read_all_runs
+from prefect_heteroflow.orchestration.run_pages import read_runs_under_way
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
@@ -139,15 +132,7 @@ class LostContact:
             for node in cluster.nodes
             if node.stopped and types.get(node.pool) == _ENDS_WITH_ITS_WORKER
         }
-        runs = await read_all_runs(
-            self._worker.client,
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(
-                    type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
-                )
-            ),
-            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=sorted(away.values()))),
-        )
+        runs = await read_runs_under_way(self._worker.client, sorted(away.values()))
         runs = [run for run in runs if run.id not in self._worker.lives]
         tasks = {transitions.task_id_of(run) for run in runs}
         histories = await read_many_attempts(self._worker.client, tasks)

@@ -25,26 +25,18 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from prefect_heteroflow.attempts.left_behind import (
-    Left,
-    LeftBehind,
-    Whose,
-    as_attempt,
-    how_left,
-    of_node,
-    whose,
-)
+from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.contact import LOOKS, Whose, whose
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
-from prefect_heteroflow.orchestration.run_pages import read_all_runs
+from prefect_heteroflow.orchestration.run_pages import read_all_runs, read_runs_under_way
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
-_LOOKS = 2
 LOOK_SECONDS = 15.0
 """Between two looks, about."""
 _SAID_BY_FLOWS = [StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED]
@@ -70,7 +62,7 @@ class Orphans:
         """
         worker, before, now = self._worker, self._seen, {}
         self._seen = {}  # after an outage of the API nothing counts as having stood still
-        for run in await self._runs():
+        for run in await read_runs_under_way(worker.client, [worker.node.pool]):
             if worker.lives.is_busy_with(run.id) or run.state is None:
                 continue
             state_id, looks = (before or {}).get(run.id, (None, 0))
@@ -112,24 +104,13 @@ class Orphans:
             if run is not None and last.node == worker.node.name:
                 await worker.settle_lost(run, history)
 
-    async def _runs(self) -> list[FlowRun]:
-        return await read_all_runs(
-            self._worker.client,
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(
-                    type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
-                )
-            ),
-            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[self._worker.node.pool])),
-        )
-
     async def _look_at(self, run: FlowRun, *, is_first: bool, looks: int) -> None:
-        if not is_first and looks < _LOOKS:
+        if not is_first and looks < LOOKS:
             return
         worker = self._worker
         task_id = transitions.task_id_of(run)
         left = how_left(run, await read_attempts(worker.client, task_id))
-        if left is None or (left.node is None and looks < _LOOKS):
+        if left is None or (left.node is None and looks < LOOKS):
             return
         owner = await self._whose(left, run, looks)
         if owner is Whose.ANOTHERS:
@@ -163,14 +144,15 @@ class Orphans:
         )
 
     async def _whose(self, left: LeftBehind, run: FlowRun, looks: int) -> Whose:
-        worker = self._worker
+        worker, taker = self._worker, run.labels.get("prefect.worker.name")
         silence = worker.heteroflow_settings.lost_contact_timeout
+        is_told = left.node is not None or taker is not None
         return whose(
             left.node,
-            taker=run.labels.get("prefect.worker.name"),
+            taker=taker,
             worker_name=worker.name,
             node=worker.node,
-            others=(await worker.read_cluster()).nodes,
+            others=() if is_told else (await worker.read_cluster()).nodes,
             looks=looks,
             looks_of_silence=math.ceil(silence / LOOK_SECONDS),
         )

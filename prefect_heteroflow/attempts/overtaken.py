@@ -45,7 +45,7 @@ class Overtaken:
 
     def waited(self, seconds: float) -> None:
         """The worker has waited on purpose: for the due time."""
-        self._asked += timedelta(seconds=max(0.0, seconds))
+        self._asked += timedelta(seconds=seconds)
 
     async def has_happened(self, attempt: int) -> bool:
         """Whether the run is no longer this worker's; asks only if it may be.

@@ -14,6 +14,12 @@ from enum import Enum
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.core.resources import Node
+
+LOOKS = 2
+"""At how many a run must have stood still that seems left by a worker which no row names."""
+_LOOKS_WITHOUT_LABELS = 8
+"""The same where a live worker may have taken it and be about to say so."""
 
 
 class Answer(str, Enum):
@@ -148,3 +154,48 @@ def has_gone_on_without(attempt: int, rows: Sequence[Attempt]) -> bool:
     if own is None or own.failure != FailureClass.NODE_LOST.value:
         return False
     return any(row.attempt > attempt and row.status is not AttemptStatus.SCHEDULED for row in rows)
+
+
+class Whose(Enum):
+    """Whose worker it was that left a run."""
+
+    OURS = "this node's"
+    ANOTHERS = "another one's, which may be alive"
+    NOBODYS = "of a worker that cannot be told and is not alive"
+
+
+def whose(
+    left_by: str | None,
+    *,
+    taker: object,
+    worker_name: str,
+    node: Node,
+    others: Sequence[Node],
+    looks: int,
+    looks_of_silence: int,
+) -> Whose:
+    """Who has to settle a run that nobody seems to look after.
+
+    A worker that was killed before it could store row or labels cannot be told. A live one stores
+    them soon; one that is only silent may be cut off from the API, with the attempt alive.
+
+    Args:
+        left_by: Name of the node, if a row tells.
+        taker: Name of the worker, if the run's labels tell.
+        worker_name: This worker's.
+        node: This worker's.
+        others: All nodes that are known.
+        looks: At how many the run stood still.
+        looks_of_silence: How many of them make a silent worker a lost one.
+    """
+    if left_by is not None:
+        return Whose.OURS if left_by == node.name else Whose.ANOTHERS
+    if taker is not None:
+        return Whose.OURS if taker == worker_name else Whose.ANOTHERS
+    may_be = [it for it in others if it.pool == node.pool and it.name != node.name]
+    if all(it.stopped for it in may_be):
+        return Whose.OURS
+    needed = _LOOKS_WITHOUT_LABELS if any(it.live for it in may_be) else LOOKS
+    if any(not it.live and not it.stopped for it in may_be):
+        needed = max(needed, looks_of_silence)
+    return Whose.NOBODYS if looks >= needed else Whose.ANOTHERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from types import MappingProxyType
 
@@ -54,6 +55,17 @@ _SIGNALS: MappingProxyType[int, tuple[FailureClass, str, str, float]] = MappingP
              "The process reached the limit of file size.", 0.85),
     }
 )  # fmt: skip
+
+_STARTS: MappingProxyType[int, FailureClass] = MappingProxyType(
+    {
+        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS), FailureClass.DISK_PRESSURE),
+        **dict.fromkeys(
+            (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+            FailureClass.CONTAINER_RUNTIME_ERROR,
+        ),
+    }
+)
+"""Errors of a start that say something about the node and nothing about the run."""
 
 _KUBERNETES: MappingProxyType[str, tuple[FailureClass, str]] = MappingProxyType(
     {
@@ -272,3 +284,12 @@ def _complaint(evidence: Evidence) -> str | None:
 def _memory_was_full(evidence: Evidence) -> bool:
     peak, limit = evidence.peak_memory_mb, evidence.memory_limit_mb
     return peak is not None and limit is not None and limit > 0 and peak >= _NEARLY_FULL * limit
+
+
+def failure_of_start(number: int | None) -> FailureClass:
+    """What kept a process from starting: its node, which may do better later, or what was asked.
+
+    Args:
+        number: `errno` of the operating system's error; `None` for an error of another kind.
+    """
+    return _STARTS.get(number or 0, FailureClass.INVALID_CONFIG)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
 
 from prefect_heteroflow.orchestration.variables import read_pages
 
@@ -34,6 +41,20 @@ async def read_all_runs(client: PrefectClient, **query: Any) -> list[FlowRun]:
     """
     rows = await read_pages(partial(client.read_flow_runs, **query), most=MOST_RUNS)
     return list({run.id: run for run in rows}.values())
+
+
+async def read_runs_under_way(client: PrefectClient, pools: Sequence[str]) -> list[FlowRun]:
+    """The running and pending runs of these work pools.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    under_way = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+    return await read_all_runs(
+        client,
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=under_way)),
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=list(pools))),
+    )
 
 
 async def read_all_task_runs(client: PrefectClient, **query: Any) -> list[TaskRun]:

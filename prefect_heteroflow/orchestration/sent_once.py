@@ -42,7 +42,12 @@ def state_as_json(state: State[Any]) -> dict[str, Any]:
 
 
 async def set_state_once(
-    client: PrefectClient, flow_run_id: UUID, state: dict[str, Any], *, force: bool = False
+    client: PrefectClient,
+    flow_run_id: UUID,
+    state: dict[str, Any],
+    *,
+    force: bool = False,
+    transition_id: UUID | None = None,
 ) -> bool:
     """Change the state of a run; `False` if the server refused.
 
@@ -51,11 +56,12 @@ async def set_state_once(
         flow_run_id: The run.
         state: The state (see `state_as_json`).
         force: Pass over Prefect's rules.
+        transition_id: The same for all workers that may make this change: the server takes it once.
 
     Raises:
         httpx.HTTPError: The API failed, and the change was not made as far as can be known.
     """
-    sent = str(uuid4())
+    sent = str(transition_id or uuid4())
     details = {**state.get("state_details", {}), "transition_id": sent}
     body = {"state": {**state, "state_details": details}, "force": force}
     pauses = iter(_PAUSES_SECONDS)

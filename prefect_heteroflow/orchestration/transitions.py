@@ -234,12 +234,9 @@ async def _set_once(
     The server takes a transition with the same id only once; the Python client would give each
     request an id of its own.
     """
-    details = {"transition_id": str(uuid5(flow_run_id, once))}
-    body = {"state": {**state_as_json(state), "state_details": details}}
-    response = await client.request(
-        "POST", "/flow_runs/{id}/set_state", path_params={"id": flow_run_id}, json=body
-    )
-    response.raise_for_status()
+    # What else the details say is of the run from which the state was read.
+    body = {**state_as_json(state), "state_details": {}}
+    await set_state_once(client, flow_run_id, body, transition_id=uuid5(flow_run_id, once))
 
 
 def ended_state(ending: str, message: str) -> State[Any]:

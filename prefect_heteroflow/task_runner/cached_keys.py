@@ -65,9 +65,9 @@ class KeysOfTask(CachePolicy):
         assert self.policy is not None
         asked = task_ctx.model_copy(update={"task": self.task}) if task_ctx else task_ctx
         key = self.policy.compute_key(asked, inputs, flow_parameters, **kwargs)
-        if self.key_storage is None or key is None or task_ctx.task.refresh_cache:
-            return key
-        _make_void_if_lost(task_ctx, key)
+        lie_apart = self.key_storage is not None
+        if lie_apart and key is not None and not task_ctx.task.refresh_cache:
+            _make_void_if_lost(task_ctx, key)
         return key
 
 

@@ -17,12 +17,12 @@ Hook = Callable[..., Any]
 
 def engine_copy(task: Task[..., Any]) -> Task[..., Any]:
     """A copy that can be changed; hooks and cache policies still get the task itself."""
-    changed: Any = copy.copy(task)
+    changed = copy.copy(task)
     changed.cache_policy = keys_of(task)
     changed.on_running_hooks = [_for_task(hook, task) for hook in task.on_running_hooks]
     changed.on_completion_hooks = [_for_task(hook, task) for hook in task.on_completion_hooks]
     changed.on_failure_hooks = [_for_task(hook, task) for hook in task.on_failure_hooks]
-    return changed  # type: ignore[no-any-return]
+    return changed
 
 
 def _for_task(hook: Hook, task: Task[..., Any]) -> Hook:

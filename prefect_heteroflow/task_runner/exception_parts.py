@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -74,7 +74,7 @@ def built(kind: type[Error], parts: Parts) -> Error:
 def native_of(kind: type[BaseException]) -> Any:
     """The nearest base that was not made by a `class` statement: it holds what C code reads."""
     while kind.__flags__ & _HEAP_TYPE:
-        kind = kind.__base__  # type: ignore[assignment]
+        kind = cast("type[BaseException]", kind.__base__)  # only `object` has none
     return kind
 
 

@@ -72,7 +72,7 @@ class _InParts:
         for index, value in enumerate(values):
             try:
                 found.append(self._portable(value))
-            except Exception:
+            except Exception:  # pickling runs the value's own code
                 self._leave_out(f"args[{index}]")
                 found.append(repr(value))
         return tuple(found)
@@ -82,7 +82,7 @@ class _InParts:
         for name, value in values.items():
             try:
                 found[name] = self._portable(value)
-            except Exception:
+            except Exception:  # the same
                 self._leave_out(name)
         return found
 

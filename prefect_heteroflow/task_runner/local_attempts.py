@@ -337,7 +337,7 @@ def _packed(call: TaskCall) -> _Packed:
     body = pack_body(call.task)
     try:
         return _Packed(body, contexts.pack_run(call.context))
-    except Exception as error:
+    except Exception as error:  # pickling runs the arguments' own code
         text = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
         raise _NotPickled(text) from error
 

@@ -5,7 +5,6 @@ In CI, and with `HETEROFLOW_REQUIRE_DOCKER=1`, a machine that lacks something fa
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,11 +13,12 @@ import pytest
 from tests.support.docker_engine import DockerEngine, why_no_engine
 from tests.support.images import BASE_IMAGE, PLAIN_IMAGE, ensure_image, why_not_buildable
 from tests.support.needs import need
-from tests.support.prefect_server import PrefectServer, forget_places
+from tests.support.prefect_server import PrefectServer
 from tests.support.registry import Registry, why_no_registry
+from tests.support.shared_server import api, own_places, server
 from tests.support.workers import Api, StartWorker, Worker
 
-SHARED: list[PrefectServer] = []
+__all__ = ["api", "own_places", "server"]
 
 
 @pytest.fixture(scope="session")
@@ -57,30 +57,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     need(why_no_registry())
     with Registry(tmp_path_factory.mktemp("registry")) as started:
         yield started
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    """One server for all tests; a test that stops or kills it needs one of its own."""
-    with PrefectServer(tmp_path_factory.mktemp("server")) as started:
-        SHARED.append(started)
-        yield started
-        SHARED.remove(started)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_places() -> Iterator[None]:
-    """Each file of tests leaves the shared server without nodes and declared pools."""
-    yield
-    for started in SHARED:
-        forget_places(started)
-
-
-@pytest.fixture(scope="session")
-def api(server: PrefectServer) -> Iterator[Api]:
-    """The REST API of `server`."""
-    with contextlib.closing(Api(server)) as found:
-        yield found
 
 
 @pytest.fixture(scope="session")
