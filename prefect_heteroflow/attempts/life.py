@@ -85,7 +85,7 @@ class AttemptLife:
     async def run(self, task_status: anyio.abc.TaskStatus[Any]) -> str:
         """Run the attempt to its end and act on it. Gives the infrastructure's identifier."""
         try:
-            if not await self._is_due() or await self.is_overtaken() or not await self._take_up():
+            if not await self._is_due() or not await self._take_up():
                 return ""
             handle = await self._start()
             if handle is None:
@@ -201,7 +201,7 @@ class AttemptLife:
 
     async def is_overtaken(self) -> bool:
         """Whether others have gone on with the run, which this worker has not started yet."""
-        return await self._overtaken.has_happened(self._row.attempt)
+        return await self._overtaken.has_happened()
 
     async def request_cancel(self) -> None:
         """End the attempt, now or as soon as it has started."""
@@ -232,8 +232,14 @@ class AttemptLife:
         """Read what is known of the task; `False` when this run is not to be started here."""
         await note_resumed(self._worker, self.flow_run)
         standing = await read_standing(
-            self._client, self.task_id, self.flow_run, self._worker.node.pool
+            self._client,
+            self.task_id,
+            self.flow_run,
+            self._worker.node.pool,
+            is_overtaken=self.is_overtaken,
         )
+        if standing is None:
+            return False
         if isinstance(standing, str):
             await transitions.escalate(self._client, self.flow_run.id, standing)
             return False

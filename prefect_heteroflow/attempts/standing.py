@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -21,14 +22,28 @@ if TYPE_CHECKING:
 
 
 async def read_standing(
-    client: PrefectClient, task_id: UUID, flow_run: FlowRun, pool: str
-) -> tuple[Attempt, ...] | str:
+    client: PrefectClient,
+    task_id: UUID,
+    flow_run: FlowRun,
+    pool: str,
+    *,
+    is_overtaken: Callable[[], Awaitable[bool]],
+) -> tuple[Attempt, ...] | str | None:
     """The earlier attempts of the task, or why this run must not be started.
 
     The second is so when somebody pressed Resume on a front run whose attempt is under way on
-    another pool.
+    another pool. `None` if the run is not this worker's any more.
+
+    Args:
+        client: A client in use.
+        task_id: The task.
+        flow_run: The run that is to be started.
+        pool: This worker's.
+        is_overtaken: Whether others have gone on with the run; their rows are not to be touched.
     """
     history = tuple(await read_attempts(client, task_id))
+    if await is_overtaken():
+        return None
     last = history[-1] if history else None
     if last is None:
         return history

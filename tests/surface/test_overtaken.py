@@ -8,7 +8,6 @@ import pytest
 from prefect.client.schemas.objects import State, StateType
 
 from prefect_heteroflow.attempts.overtaken import was_overtaken
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 
 TAKEN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -16,10 +15,6 @@ TAKEN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 def state(kind: StateType, after: float) -> State:
     """Set so many seconds after the run was taken."""
     return State(type=kind, timestamp=TAKEN + timedelta(seconds=after))
-
-
-def row(attempt: int, status: AttemptStatus, node: str | None = "here") -> Attempt:
-    return Attempt(attempt=attempt, flow_run_id="run", status=status, node=node)
 
 
 OWN_STATES = [
@@ -30,34 +25,27 @@ OWN_STATES = [
 
 
 @pytest.mark.parametrize(
-    ("more_states", "rows", "expected"),
+    ("more_states", "expected"),
     [
-        ([], [], False),
-        ([], [row(2, AttemptStatus.SCHEDULED, node=None)], False),
-        ([], [row(1, AttemptStatus.FAILED, node="there")], False),
-        ([], [row(2, AttemptStatus.RUNNING)], False),
-        ([state(StateType.RUNNING, 4)], [], False),
-        ([state(StateType.SCHEDULED, 60)], [], True),
-        ([state(StateType.RUNNING, 60)], [], True),
-        ([], [row(2, AttemptStatus.RUNNING, node="there")], True),
-        ([], [row(2, AttemptStatus.FAILED, node=None)], True),
-        ([], [row(3, AttemptStatus.SCHEDULED, node=None)], True),
+        ([], False),
+        ([state(StateType.RUNNING, 4)], False),
+        ([state(StateType.CANCELLING, 60)], False),
+        ([state(StateType.SCHEDULED, 60)], True),
+        ([state(StateType.RUNNING, 60)], True),
+        ([state(StateType.PAUSED, 60)], True),
+        ([state(StateType.CRASHED, 60)], True),
     ],
     ids=[
         "nothing new",
-        "the attempt is planned",
-        "an earlier attempt",
-        "this node's own row",
         "a clock that is a little ahead",
+        "cancelled",
         "given back",
         "runs",
-        "runs elsewhere",
-        "lost somewhere",
-        "the next one is planned",
+        "moved to another pool",
+        "ended",
     ],
 )
-def test_others_have_gone_on_if_states_or_rows_are_not_of_this_worker(
-    more_states: list[State], rows: list[Attempt], expected: bool
+def test_others_have_gone_on_if_states_are_not_of_this_worker(
+    more_states: list[State], expected: bool
 ) -> None:
-    states = [*OWN_STATES, *more_states]
-    assert was_overtaken(states, rows, attempt=2, node="here", taken=TAKEN) is expected
+    assert was_overtaken([*OWN_STATES, *more_states], taken=TAKEN) is expected
