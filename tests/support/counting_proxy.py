@@ -84,6 +84,9 @@ class CountingProxy:
         after: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self.requests: list[Request] = []
+        self.is_cut = False
+        """While it is, nothing of the client passes, upgraded connections (a worker's channel, over
+        which its heartbeats go) included; an answer that is on its way still does."""
         self._before, self._after = before, after
         self._target = (port, socket_path)
         self._writers: set[asyncio.StreamWriter] = set()
@@ -135,6 +138,8 @@ class CountingProxy:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port, path = self._target
         try:
+            if self.is_cut:
+                raise ConnectionAbortedError
             if path is not None:
                 upstream_reader, upstream = await asyncio.open_unix_connection(path)
             else:
@@ -145,10 +150,16 @@ class CountingProxy:
         self._writers |= {writer, upstream}
         parser = _RequestParser(self.requests, self._before, self._after)
         answers = asyncio.ensure_future(_pump(upstream_reader, writer, parser.answered))
+
+        def pass_on(data: bytes) -> None:
+            if self.is_cut:
+                raise ConnectionAbortedError
+            parser.feed(data)
+
         try:
             # A cancelled task would trip asyncio's own callback of connections.
             with contextlib.suppress(OSError, asyncio.CancelledError):
-                await _pump(reader, upstream, parser.feed)
+                await _pump(reader, upstream, pass_on)
                 await answers
         finally:
             answers.cancel()

@@ -21,8 +21,13 @@ from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, State, Worker
 
 PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
-QUICK = {f"{PREFIX}LOST_CONTACT_TIMEOUT": "15", f"{PREFIX}NODE_LIVENESS_SECONDS": "20"}
-RUN = "/flow_runs/{id}"
+QUICK = {
+    f"{PREFIX}LOST_CONTACT_TIMEOUT": "15",
+    f"{PREFIX}NODE_LIVENESS_SECONDS": "20",
+    "PREFECT_WORKER_HEARTBEAT_SECONDS": "5",  # three of them missing: `OFFLINE` for the server
+}
+SUBMITTING = "POST /flow_runs/{id}/set_state (Submitting)"
+NAMING = "PATCH /flow_runs/{id}/labels"
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,14 @@ class Case:
     step: str
     fails: bool = False
     """Attempt 1 ends soon, by an error that is retried."""
+    is_named: bool = False
+    """The name of the first worker was stored with the run before; else it may or may not be."""
 
 
 CASES = [
-    Case("paused-when-it-had-taken-the-run", "paused", f"POST {RUN}/set_state (Submitting)"),
-    Case("cut-off-when-it-had-taken-the-run", "cut off", f"POST {RUN}/set_state (Submitting)"),
+    Case("paused-when-it-had-taken-the-run", "paused", SUBMITTING),
+    Case("cut-off-when-it-had-taken-the-run", "cut off", SUBMITTING),
+    Case("cut-off-when-its-name-was-known", "cut off", SUBMITTING, is_named=True),
     Case("paused-when-it-had-decided", "paused", "PATCH /artifacts/{id}", fails=True),
 ]
 
@@ -49,31 +57,36 @@ class Interruption:
 
     def __init__(self, case: Case, run: str) -> None:
         self.worker: Worker | None = None
+        self.proxy: CountingProxy | None = None
         self.began = threading.Event()
-        self.cut = False
         self._case, self._run = case, run
+        self._is_named = False
 
     def before(self, request: Request) -> None:
-        """Called with each request of the worker."""
-        if self.cut:
-            raise ConnectionAbortedError
+        """Called with each request: the run is not taken sooner than the case wants."""
+        if self._case.is_named and request.kind == SUBMITTING and not self._is_named:
+            raise ConnectionAbortedError  # core tries again
 
     def after(self, request: Request) -> None:
         """Called with each request whose answer has come."""
+        if request.kind == NAMING and request.mentions(self._run):
+            self._is_named = True
         wanted = request.kind == self._case.step and request.mentions(self._run)
         if not wanted or self.began.is_set():
             return
         assert self.worker is not None
+        assert self.proxy is not None
         if self._case.how == "paused":
             os.kill(self.worker.pid, signal.SIGSTOP)
         else:
-            self.cut = True
+            self.proxy.is_cut = True
         self.began.set()
 
     def end(self) -> None:
         """The worker goes on."""
         assert self.worker is not None
-        self.cut = False
+        assert self.proxy is not None
+        self.proxy.is_cut = False
         if self._case.how == "paused":
             os.kill(self.worker.pid, signal.SIGCONT)
 
@@ -126,7 +139,7 @@ def play(case: Case, server: PrefectServer, api: Api, root: Path) -> Outcome:
             settings=QUICK,
             other_machine=True,
         )
-        interruption.worker = one
+        interruption.worker, interruption.proxy = one, proxy
         try:
             one.start(wait=False)
             assert interruption.began.wait(60), f"{case.id}: it never sent {case.step}"
