@@ -20,7 +20,7 @@ from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
 from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.attempts.outcome import Outcome, is_past, outcome_of, went_on
 from prefect_heteroflow.attempts.overtaken import SHORTEST_SILENCE
-from prefect_heteroflow.core.attempts import Attempt, current_series
+from prefect_heteroflow.core.attempts import Attempt, current_series, exit_status
 from prefect_heteroflow.core.contact import has_gone_on_without
 from prefect_heteroflow.core.decide import decide, without_deployment
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
@@ -139,7 +139,7 @@ class AttemptSettling:
         self.row = dataclasses.replace(
             self.row,
             ended=self.row.ended or utc_now().isoformat(),
-            exit_code=end.exit_code,
+            exit_code=exit_status(end.exit_code, end.signal),
             peak_memory_mb=end.peak_memory_mb,
         )
         ending = self.ending()

@@ -55,6 +55,7 @@ class Attempt:
     gpu_memory_mb: int | None = None
     peak_memory_mb: int | None = None
     exit_code: int | None = None
+    """As `exit_status` gives it."""
     started: str | None = None
     ended: str | None = None
     log: str | None = None
@@ -70,6 +71,9 @@ class Attempt:
     never_started: bool = False
     """The attempt's process never ran (an engine error at start, a node lost before it)."""
 
+
+_OF_SIGNALS = 128
+_LARGEST_SIGNAL = 64
 
 # The first fourteen are what a person looks for; the order is the order on the run's page.
 COLUMNS: tuple[str, ...] = (
@@ -104,6 +108,22 @@ ERROR_TITLES: MappingProxyType[str, str] = MappingProxyType(
     }
 )
 """Short names for people; the stable name is the class itself."""
+
+
+def exit_status(exit_code: int | None, signal: int | None) -> int | None:
+    """How a process ended, as one number: its exit code, or 128 and the signal that ended it.
+
+    So do shells (POSIX, "Exit Status for Commands") and Docker; a row of a child process then reads
+    like one of a container.
+    """
+    return exit_code if signal is None else _OF_SIGNALS + signal
+
+
+def signal_in(status: int | None) -> int | None:
+    """The signal that an `exit_status` stands for; `None` if it is an exit code or not known."""
+    if status is None or not _OF_SIGNALS < status <= _OF_SIGNALS + _LARGEST_SIGNAL:
+        return None
+    return status - _OF_SIGNALS
 
 
 def infrastructure_retries_used(history: Iterable[Attempt]) -> int:

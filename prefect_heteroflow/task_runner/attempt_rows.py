@@ -16,7 +16,7 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, to_markdown
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, exit_status, to_markdown
 from prefect_heteroflow.core.task_attempts import ErrorType, TaskAttempt, to_task_row
 from prefect_heteroflow.orchestration.history import summary_key, table_key
 
@@ -78,7 +78,7 @@ def attempt_of(
         gpu_count=resources.gpu_count or None,
         gpu_memory_mb=outcome.gpu_memory_mb,
         peak_memory_mb=outcome.peak_memory_mb,
-        exit_code=outcome.exit_code,
+        exit_code=exit_status(outcome.exit_code, outcome.signal),
         started=outcome.started,
         ended=outcome.ended,
         never_started=outcome.started is None,

@@ -24,7 +24,7 @@ from prefect.logging.loggers import get_run_logger
 from prefect.utilities.asyncutils import run_coro_as_sync
 
 from prefect_heteroflow import environment
-from prefect_heteroflow.core.attempts import Attempt
+from prefect_heteroflow.core.attempts import Attempt, signal_in
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.orchestration.insisting import is_passing
 from prefect_heteroflow.task_runner import contexts
@@ -294,7 +294,8 @@ def _judge(
             "node": row.node,
             "peak_memory_mb": row.peak_memory_mb,
             "gpu_memory_mb": row.gpu_memory_mb,
-            "exit_code": row.exit_code,
+            "exit_code": None if signal_in(row.exit_code) else row.exit_code,
+            "signal": signal_in(row.exit_code),
             "started": row.started,
         }
     state = run.state

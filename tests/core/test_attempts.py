@@ -15,10 +15,12 @@ from prefect_heteroflow.core.attempts import (
     Attempt,
     AttemptStatus,
     error_title,
+    exit_status,
     from_row,
     infrastructure_retries_used,
     retries_report,
     retries_used,
+    signal_in,
     to_markdown,
     to_row,
 )
@@ -128,6 +130,26 @@ def test_budgets_count_failed_attempts_apart():
     assert infrastructure_retries_used(history) == 3
     assert retries_used(history) == 3
     assert retries_used([]) == infrastructure_retries_used([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "signal", "status"),
+    [
+        pytest.param(0, None, 0, id="success"),
+        pytest.param(3, None, 3, id="exit-code"),
+        pytest.param(None, 9, 137, id="killed"),
+        pytest.param(None, 64, 192, id="last-real-time-signal"),
+        pytest.param(None, None, None, id="not-observed"),
+    ],
+)
+def test_end_of_a_process_is_one_number_as_in_a_shell(exit_code, signal, status):
+    assert exit_status(exit_code, signal) == status
+    assert signal_in(status) == signal
+
+
+@pytest.mark.parametrize("status", [1, 127, 128, 193, 255])
+def test_number_that_no_signal_gives_stays_an_exit_code(status):
+    assert signal_in(status) is None
 
 
 def test_every_class_has_a_title():

@@ -59,9 +59,9 @@ def test_run_killed_for_memory_completes_on_the_same_node_with_twice_as_much(
     run = api.submit(deploy(api, "host_oom", memory_mb=200), {"need_mb": 250})
     assert api.wait_end(run).name == "Completed"
     rows = api.rows(run)
-    assert [(r["node"], r["failure"], r["memory_mb"]) for r in rows] == [
-        ("node-process-8gb", "CpuOutOfMemory", 200),
-        ("node-process-8gb", None, 400),
+    assert [(r["node"], r["failure"], r["memory_mb"], r["exit_code"]) for r in rows] == [
+        ("node-process-8gb", "CpuOutOfMemory", 200, 137),
+        ("node-process-8gb", None, 400, 0),
     ]
     assert final_names(api, run) == ["Completed"]
 

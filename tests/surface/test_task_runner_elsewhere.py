@@ -140,6 +140,7 @@ def test_body_that_is_killed_elsewhere_is_diagnosed_by_the_worker_there() -> Non
         state.result()
     assert caught.value.diagnosis is not None
     assert caught.value.diagnosis.failure.value == "ProcessCrashed"
+    assert (caught.value.signal, caught.value.exit_code) == (11, None)
 
 
 def test_body_elsewhere_that_runs_out_of_time_is_not_retried(api: Api) -> None:
