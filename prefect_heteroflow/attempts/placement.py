@@ -14,7 +14,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect_heteroflow.attempts.cordon_notice import CordonNotice
 from prefect_heteroflow.core.job_values import RESOURCE_NAMES, JobValueError, parse_job_values
 from prefect_heteroflow.core.resources import Cluster, Node, Resources
-from prefect_heteroflow.core.routing import fits
+from prefect_heteroflow.core.routing import awaited_nodes, fits
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.transitions import job_variables_of
 from prefect_heteroflow.settings import HeteroflowSettings
@@ -55,10 +55,7 @@ class Placements:
         others = [
             other
             for other in cluster.nodes
-            if other.pool == node.pool
-            and other.name != node.name
-            and other.live
-            and not other.cordoned
+            if other.pool == node.pool and other.name != node.name and other.takes_runs
         ]
         placement = job_variables_of(flow_run).get("placement")
         if not isinstance(placement, Mapping):
@@ -150,7 +147,7 @@ class Placements:
 
 def _awaited(placement: Mapping[str, Any], node: Node, cluster: Cluster) -> Node | None:
     """Another node of the pool for which the run was planned, whether it takes runs now or not."""
-    names = (placement.get("waits_for"), placement.get("prefer"))
+    names = awaited_nodes(placement)
     found = (
         other
         for other in cluster.nodes

@@ -1,13 +1,15 @@
-"""Planned attempts that wait in a pool whose nodes are all gone or cordoned since it was chosen.
+"""Planned attempts that wait for nodes which are gone or cordoned since they were chosen.
 
-A run that never had an attempt waits where its user has sent it, as any run of Prefect does. One
-that we have planned somewhere is ours to move on.
+All nodes of their pool are, or the only one that fits, while smaller ones go on. A run that never
+had an attempt waits where its user has sent it, as any run of Prefect does. One that we have
+planned somewhere is ours to move on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +17,13 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterNextScheduledStartTime,
     FlowRunFilterState,
+    FlowRunFilterStateName,
     FlowRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import AwaitingRetry
 
 from prefect_heteroflow.attempts.lost_contact import OUR_WORKER_TYPES
 from prefect_heteroflow.attempts.orphans import planned as planned_resources
@@ -28,7 +32,7 @@ from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.policy import RetryStrategy
 from prefect_heteroflow.core.resources import Cluster
-from prefect_heteroflow.core.routing import Route, route
+from prefect_heteroflow.core.routing import Route, awaited_nodes, fits, route
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_many_attempts, write_attempts
@@ -39,10 +43,24 @@ if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _LEASE_SECONDS = 60.0
+_AWAITING_RETRY = str(AwaitingRetry().name)
+"""Every attempt that a worker has planned waits in this state."""
+
+
+class _AwaySince:
+    """Since when names were always among those that are away, on this worker's clock."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def for_longer_than(self, seconds: float, away: Iterable[str], now: float) -> set[str]:
+        """Those of them that have been away for so long; all others are forgotten."""
+        self._since = {name: self._since.get(name, now) for name in away}
+        return {name for name, since in self._since.items() if now - since >= seconds}
 
 
 class Stranded:
-    """What one worker knows of pools that have no live node.
+    """What one worker knows of pools and nodes that take no runs.
 
     Args:
         worker: Its client and settings are used.
@@ -52,18 +70,22 @@ class Stranded:
     def __init__(self, worker: RetryingWorker, logger: Any) -> None:
         self._worker = worker
         self._logger = logger
-        self._away_since: dict[str, float] = {}
+        self._pools = _AwaySince()
+        self._nodes = _AwaySince()
 
     async def look(self) -> None:
-        """Move the planned attempts of pools that were away for `lost_contact_timeout`."""
+        """Move the planned attempts of what was away for `lost_contact_timeout`."""
         worker = self._worker
         cluster = await worker.read_cluster()
-        now = time.monotonic()
-        away = _pools_away(cluster)
-        self._away_since = {name: self._away_since.get(name, now) for name in away}
-        timeout = worker.heteroflow_settings.lost_contact_timeout
-        gone = [name for name, since in self._away_since.items() if now - since >= timeout]
-        waiting = await self._waiting_in(gone, timeout) if gone else []
+        now, timeout = time.monotonic(), worker.heteroflow_settings.lost_contact_timeout
+        pools = self._pools.for_longer_than(timeout, _pools_away(cluster), now)
+        nodes = self._nodes.for_longer_than(timeout, _nodes_away(cluster), now)
+        waiting = await self._waiting_in(pools, timeout)
+        waiting += [
+            run
+            for run in await self._waiting_in(_pools_of(nodes, cluster), timeout, planned=True)
+            if nodes & awaited_nodes(transitions.job_variables_of(run).get("placement"))
+        ]
         tasks = {transitions.task_id_of(run) for run in waiting}
         histories = await read_many_attempts(worker.client, tasks)
         for run in waiting:
@@ -71,17 +93,26 @@ class Stranded:
             if history is not None and history[-1].status is AttemptStatus.SCHEDULED:
                 await self._look_at(run, history[-1], cluster)
 
-    async def _waiting_in(self, pools: list[str], timeout: float) -> list[FlowRun]:
+    async def _waiting_in(
+        self, pools: Collection[str], timeout: float, *, planned: bool = False
+    ) -> list[FlowRun]:
+        """Runs that are overdue by that time; those that no worker has planned only if wanted."""
+        if not pools:
+            return []
+        names = [_AWAITING_RETRY] if planned else None
         before = utc_now() - timedelta(seconds=timeout)
         return await read_all_runs(
             self._worker.client,
             flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+                state=FlowRunFilterState(
+                    type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]),
+                    name=FlowRunFilterStateName(any_=names),
+                ),
                 next_scheduled_start_time=FlowRunFilterNextScheduledStartTime.model_validate(
                     {"before_": before}
                 ),
             ),
-            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=pools)),
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=list(pools))),
         )
 
     async def _look_at(self, run: FlowRun, last: Attempt, cluster: Cluster) -> None:
@@ -95,11 +126,14 @@ class Stranded:
             now = await client.read_flow_run(run.id)
             if now.state is None or run.state is None or now.state.id != run.state.id:
                 return  # its pool is back, or somebody was faster
+            away, one = f"No node of pool {run.work_pool_name} took runs", "each"
+            if run.work_pool_name not in cluster.pools_without_takers:
+                away = f"The node of pool {run.work_pool_name} for which it waited took no runs"
+                one = "it"
             reason = (
-                f"No node of pool {run.work_pool_name} took runs for"
-                f" {self._worker.heteroflow_settings.lost_contact_timeout:.0f} s, each is cordoned"
-                f" or not heard of:"
-                f" next on {found.node} of pool {found.pool} ({found.reason})."
+                f"{away} for {self._worker.heteroflow_settings.lost_contact_timeout:.0f} s,"
+                f" {one} is cordoned or not heard of: next on {found.node} of pool {found.pool}"
+                f" ({found.reason})."
             )
             self._logger.warning("Run %s: %s", run.id, reason)
             await self._move(now, last, found.pool, reason)
@@ -114,8 +148,12 @@ class Stranded:
             return None  # whoever takes the run says so
         if values.policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE:
             return None
+        wanted = dataclasses.replace(values.resources, **planned_resources(row))
+        own = [node for node in cluster.nodes if node.pool == run.work_pool_name]
+        if any(node.takes_runs and fits(wanted, node) for node in own):
+            return None  # it takes the run when it has room
         found = route(
-            dataclasses.replace(values.resources, **planned_resources(row)),
+            wanted,
             cluster,
             current_pool=None,
             containers=worker.starts_containers(run),
@@ -154,9 +192,22 @@ class Stranded:
 
 def _pools_away(cluster: Cluster) -> set[str]:
     """Pools of ours that have nodes, none of which takes runs; not paused ones."""
-    ours = {
+    return _ours(cluster) & cluster.pools_without_takers
+
+
+def _nodes_away(cluster: Cluster) -> set[str]:
+    """Nodes that take no runs, beside others of their pool that do."""
+    pools = _ours(cluster) - cluster.pools_without_takers
+    return {node.name for node in cluster.nodes if node.pool in pools and not node.takes_runs}
+
+
+def _ours(cluster: Cluster) -> set[str]:
+    return {
         pool.name
         for pool in cluster.pools
         if pool.worker_type in OUR_WORKER_TYPES and not pool.paused
     }
-    return ours & cluster.pools_without_takers
+
+
+def _pools_of(names: Collection[str], cluster: Cluster) -> set[str]:
+    return {node.pool for node in cluster.nodes if node.name in names}

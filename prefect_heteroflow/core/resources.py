@@ -84,6 +84,11 @@ class Node:
     docker: bool | None = None
     """It starts containers (a `heteroflow` worker), not processes."""
 
+    @property
+    def takes_runs(self) -> bool:
+        """It is live and not cordoned."""
+        return self.live and not self.cordoned
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
@@ -109,5 +114,5 @@ class Cluster:
     @property
     def pools_without_takers(self) -> frozenset[str]:
         """Pools that have nodes, none of which takes runs: not live, or cordoned."""
-        takers = {node.pool for node in self.nodes if node.live and not node.cordoned}
+        takers = {node.pool for node in self.nodes if node.takes_runs}
         return frozenset(node.pool for node in self.nodes) - takers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -21,6 +21,14 @@ STARTS_CONTAINERS: MappingProxyType[str, bool] = MappingProxyType(
 
 _UNKNOWN_GPU_MB = 0
 """Size of a GPU that a pool declares without saying how large it is."""
+
+
+def awaited_nodes(placement: object) -> frozenset[str]:
+    """Nodes for which an attempt was planned, by the job variable `placement`."""
+    if not isinstance(placement, Mapping):
+        return frozenset()
+    found = (placement.get("waits_for"), placement.get("prefer"))
+    return frozenset(name for name in found if isinstance(name, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Pool, Resources
-from prefect_heteroflow.core.routing import NoRoute, Route, fits, largest_memory_mb, route
+from prefect_heteroflow.core.routing import (
+    NoRoute,
+    Route,
+    awaited_nodes,
+    fits,
+    largest_memory_mb,
+    route,
+)
 from tests.core.policy_cases import cluster, node
 
 ASK = Resources(memory_mb=4096)
@@ -311,3 +318,18 @@ def test_pool_without_a_node_that_takes_runs_is_named(
     )
     pools = tuple(Pool(name=name) for name in "abc")
     assert Cluster(nodes=known, pools=pools).pools_without_takers == expected
+
+
+@pytest.mark.parametrize(
+    ("placement", "names"),
+    [
+        pytest.param({"waits_for": "big", "prefer": None}, {"big"}, id="waits"),
+        pytest.param({"prefer": "big", "avoid": ["small"]}, {"big"}, id="prefers"),
+        pytest.param({"avoid": ["small"]}, set(), id="avoids-only"),
+        pytest.param({"waits_for": 3, "prefer": ["big"]}, set(), id="odd-values"),
+        pytest.param(None, set(), id="none"),
+        pytest.param("big", set(), id="text"),
+    ],
+)
+def test_attempt_awaits_the_nodes_that_its_placement_names(placement, names):
+    assert awaited_nodes(placement) == names

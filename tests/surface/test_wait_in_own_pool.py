@@ -81,3 +81,29 @@ def test_run_out_of_memory_does_not_wait_for_a_node_that_was_stopped(
     first, last = api.rows(run)
     assert "no node that takes runs now has more, so a last run" in first["decision"]
     assert "all that was to be had, as its last run" in last["decision"]
+
+
+def test_run_that_waits_for_a_node_which_stays_away_goes_to_another_pool_that_has_one(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """The smaller node of its pool lives all the time."""
+    pool, other = "own-burned", "own-elsewhere"
+    for name in (pool, other):
+        api.create_pool(name, "heteroflow-process")
+    with flows_run_here(server):
+        run_coro_as_sync(publish_node_that_is_away("own-ash", pool))
+    deployment = api.deploy("host_oom", pool, name=pool, job_variables={"memory_mb": 400})
+    quick = {"PREFECT_INTEGRATIONS_HETEROFLOW_LOST_CONTACT_TIMEOUT": "10"}
+    with Worker(server, tmp_path, pool=pool, node="own-little", memory_mb=400, settings=quick):
+        run = api.submit(deployment, {"need_mb": 500})
+        api.wait_state(run, "AwaitingRetry")
+        with Worker(server, tmp_path, pool=other, node="own-new", memory_mb=4096):
+            assert api.wait_end(run).name == "Completed"
+    assert [(row["node"], row["memory_mb"]) for row in api.rows(run)] == [
+        ("own-little", 400),
+        ("own-new", 800),
+    ]
+    messages = [state.message for state in api.states(run) if state.name == "Escalated"]
+    assert ["of pool own-burned for which it waited took no runs" in text for text in messages] == [
+        True
+    ]
