@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect_heteroflow import HeteroTaskRunner, LostResultError, requires
 from prefect_heteroflow.task_runner.stored_results import ResultRecordMetadata
 from tests.support import wait_until
-from tests.support.conformance_flows import note
+from tests.support.conformance_tasks import note
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here, task_runs_of
 from tests.support.workers import Api
