@@ -21,7 +21,7 @@ from prefect_heteroflow.attempts.admission import described, find_place
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptHandle, AttemptNotStarted
 from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
 from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
-from prefect_heteroflow.attempts.ending import NextAttempt
+from prefect_heteroflow.attempts.next_attempt import NextAttempt
 from prefect_heteroflow.attempts.orphans import go_on_after
 from prefect_heteroflow.attempts.overtaken import Overtaken
 from prefect_heteroflow.attempts.remains import read_progress, read_report
