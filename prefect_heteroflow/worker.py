@@ -43,6 +43,7 @@ from prefect_heteroflow.attempts.backend import (
     CleanupRequest,
     WorkerCannotStart,
 )
+from prefect_heteroflow.attempts.start_checks import declared_gpus
 from prefect_heteroflow.container_cleanup import clean_up_node
 from prefect_heteroflow.container_watch import ContainerWatch, watch_peak_memory
 from prefect_heteroflow.core.cleanup import CleanupReport
@@ -126,7 +127,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 settings.node_name,
                 self._work_pool_name,
                 declared_memory_mb=settings.node_memory_mb,
-                declared_gpus=self.declared_gpus(),
+                declared_gpus=declared_gpus(settings),
                 docker_info=info,
             )
         )

@@ -14,6 +14,7 @@ from prefect.states import AwaitingRetry
 
 from prefect_heteroflow.attempts import held
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.in_place import goes_on_here
 from prefect_heteroflow.attempts.next_attempt import (
     NextAttempt,
     next_job_variables,
@@ -42,10 +43,6 @@ from prefect_heteroflow.orchestration.task_bodies import TASK_RUN_LABEL
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
-
-
-# A longer delay must neither hold one of the worker's slots nor be lost with the worker.
-_IN_PLACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +155,7 @@ class AttemptEnding:
         scheduled = await self._retry(decision)
         if scheduled is None:
             return None
-        if await self._goes_on_here(decision):
+        if await goes_on_here(self.worker, self.flow_run, self.row, decision):
             return NextAttempt(flow_run=scheduled, history=(*self.history, failed))
         self.worker.wake_at(_due(scheduled), self.flow_run.id)
         return None
@@ -232,17 +229,6 @@ class AttemptEnding:
         if not waits:
             await self._give_up_planned()
         return True
-
-    async def _goes_on_here(self, decision: Retry) -> bool:
-        place, node = decision.place, self.worker.node.name
-        return (
-            self.row.node == node
-            and decision.delay_seconds <= _IN_PLACE_SECONDS
-            and place.node in (None, node)
-            and place.waits_for is None
-            and node not in place.avoid_nodes
-            and await self.worker.may_go_on(self.flow_run)
-        )
 
     async def _move(self, decision: Retry, attempt: int, variables: dict[str, Any]) -> None:
         client = self.worker.client
