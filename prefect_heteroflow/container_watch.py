@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import docker.errors
 import requests.exceptions
 
@@ -24,6 +25,7 @@ _KILLED = 137
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _MOST_SERVER_ERRORS = 20
+_PEAK_SECONDS = 1.0
 
 
 class ContainerWatch:
@@ -154,3 +156,16 @@ class ContainerWatch:
                 "The output of container %s cannot be read: %s", container.name, error
             )
         return printed_last
+
+
+async def watch_peak_memory(handle: AttemptHandle) -> None:
+    """Note the highest memory of the container's main process in `handle`, until cancelled.
+
+    The process is looked at each second: after its end nothing knows its peak any more.
+    """
+    while True:
+        if handle.main_pid is not None:
+            peak = containers.read_peak_memory_mb(handle.main_pid)
+            if peak is not None:
+                handle.peak_memory_mb = max(peak, handle.peak_memory_mb or 0)
+        await anyio.sleep(_PEAK_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from docker.types import DeviceRequest
@@ -15,11 +16,12 @@ from pydantic import Field
 
 from prefect_heteroflow import environment
 from prefect_heteroflow.attempts.backend import AttemptPlan
+from prefect_heteroflow.core.resources import Gpu, Resources
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.job_configuration import RetryConfiguration, RetryVariables
 
 if TYPE_CHECKING:
-    pass
+    from prefect.client.schemas.objects import FlowRun
 
 NODE_LABEL = "io.prefect-heteroflow.node"
 TASK_LABEL = "io.prefect-heteroflow.task-id"
@@ -139,6 +141,35 @@ def apply_plan(
         }
 
 
+def plan_from_labels(
+    labels: Mapping[str, str],
+    flow_run: FlowRun,
+    configuration: RetryConfiguration,
+    *,
+    gpus_of_node: Sequence[Gpu],
+) -> AttemptPlan:
+    """The plan of a container that an earlier process of the worker has started.
+
+    It is what `apply_plan` wrote; nobody gets its output before a life watches the attempt again.
+
+    Raises:
+        KeyError: A label is missing.
+        ValueError: A label cannot be read.
+        TypeError: The resources have names that this version does not know.
+    """
+    gpus = set(filter(None, labels.get(GPUS_LABEL, "").split(",")))
+    return AttemptPlan(
+        flow_run=flow_run,
+        configuration=configuration,
+        task_id=labels[TASK_LABEL],
+        attempt=int(labels[ATTEMPT_LABEL]),
+        resources=Resources(**json.loads(labels[RESOURCES_LABEL])),
+        gpus=tuple(gpu for gpu in gpus_of_node if gpu.uuid in gpus),
+        context_json=None if configuration.is_plain_job else "",
+        on_output=_ignore_output,
+    )
+
+
 def _device_request(plan: AttemptPlan) -> DeviceRequest:
     """The very GPUs that the attempt was given; a number of them where NVML did not name any."""
     uuids = [gpu.uuid for gpu in plan.gpus]
@@ -148,3 +179,7 @@ def _device_request(plan: AttemptPlan) -> DeviceRequest:
     if named:
         return DeviceRequest(device_ids=uuids, capabilities=[["gpu"]])
     return DeviceRequest(count=plan.resources.gpu_count, capabilities=[["gpu"]])
+
+
+def _ignore_output(chunk: bytes, *, is_old: bool = False) -> None:
+    """Until the life that watches the attempt again takes its output."""

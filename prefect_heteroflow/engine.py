@@ -17,7 +17,6 @@ image that has Prefect, and always speaks the worker's own protocol.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import functools
 import inspect
@@ -27,7 +26,6 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -51,6 +49,7 @@ from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.policy import Decision, Ending, Retry, Stop
 from prefect_heteroflow.core.resources import Cluster
 from prefect_heteroflow.core.user_rules import combine_user_rules
+from prefect_heteroflow.entry_files import forget_report, read_context, write_report
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.fence import stop_if_given_up
 from prefect_heteroflow.infra.own_cgroup import read_own_oom_kill_count, read_own_peak_memory_mb
@@ -87,7 +86,7 @@ class FlowBody:
 
     def _function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Any:
-            _forget_report()
+            forget_report()
             try:
                 result = fn(*args, **kwargs)
             except TerminationSignal:
@@ -105,7 +104,7 @@ class FlowBody:
 
     def _generator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            _forget_report()
+            forget_report()
             try:
                 result = yield from fn(*args, **kwargs)
             except TerminationSignal:
@@ -122,7 +121,7 @@ class FlowBody:
 
     def _coroutine(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> Any:
-            _forget_report()
+            forget_report()
             # Prefect's handler raises inside the event loop, where the engine can only see a
             # cancelled task and calls it a crash. Ours cancels the body alone.
             terminated = False
@@ -168,7 +167,7 @@ class FlowBody:
 
     def _async_generator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            _forget_report()
+            forget_report()
             try:
                 async for item in fn(*args, **kwargs):
                     yield item
@@ -200,7 +199,7 @@ class FlowBody:
         if isinstance(decision, Retry):
             _logger.error("%s", "".join(traceback.format_exception(error)).rstrip())
             self._leave_for_the_worker(report)
-        _write_report(report)
+        write_report(report)
         if not isinstance(decision, Stop) or _is_prefects_own(diagnosis, decision):
             if returned:
                 return None
@@ -261,7 +260,7 @@ class FlowBody:
             Abort: Always, unless the report could not be written: then the caller goes on in
                 Prefect's own way.
         """
-        if not _write_report(report):
+        if not write_report(report):
             return
         if report.signal is not None:
             self._run_cancellation_hooks()
@@ -332,33 +331,6 @@ def _read_cluster(context: environment.AttemptContext) -> Cluster:
     return cluster or Cluster()
 
 
-def _write_report(report: environment.EngineReport) -> bool:
-    path = os.environ.get(environment.REPORT_FILE)
-    if path is None:
-        return False
-    try:
-        Path(path).write_text(environment.report_to_json(report), encoding="utf-8")
-    except OSError as error:
-        _logger.warning("The report could not be written to %s: %s", path, error)
-        return False
-    return True
-
-
-def _forget_report() -> None:
-    """Another try of the flow's own `retries` begins: what ended the one before is past."""
-    path = os.environ.get(environment.REPORT_FILE)
-    if path is not None:
-        with contextlib.suppress(OSError):
-            Path(path).unlink()
-
-
-def _read_context() -> environment.AttemptContext | None:
-    path = os.environ.get(environment.CONTEXT_FILE)
-    if path is None:
-        return None
-    return environment.AttemptContext.from_json(Path(path).read_text(encoding="utf-8"))
-
-
 def _drive(flow: Flow[..., Any], result: Any) -> None:
     """Run what `run_flow` only prepared: coroutines and generators."""
     if inspect.isasyncgen(result):
@@ -390,7 +362,7 @@ def main() -> None:
             flow = load_flow(flow_run)
         except Exception as error:
             logger.error("The flow could not be loaded.", exc_info=True)
-            _write_report(
+            write_report(
                 environment.EngineReport(
                     diagnosis=diagnose(Evidence(phase="run", exception=exception_info(error))),
                     phase="load",
@@ -398,7 +370,7 @@ def main() -> None:
                 )
             )
             raise
-        context = _read_context()
+        context = read_context()
         if context is not None:
             flow = FlowBody(flow, flow_run, context).wrapped_flow()
         # The adapter itself: its records name the run, for the API and for the console.

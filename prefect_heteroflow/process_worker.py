@@ -47,6 +47,7 @@ from prefect_heteroflow.attempts.backend import (
     CleanupRequest,
 )
 from prefect_heteroflow.attempts.kept_ends import KeptEnds
+from prefect_heteroflow.attempts.start_checks import declared_gpus
 from prefect_heteroflow.console import echo
 from prefect_heteroflow.core.cleanup import CleanupReport
 from prefect_heteroflow.core.failures import FailureClass
@@ -141,7 +142,7 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
                 settings.node_name,
                 self._work_pool_name,
                 declared_memory_mb=settings.node_memory_mb,
-                declared_gpus=self.declared_gpus(),
+                declared_gpus=declared_gpus(settings),
                 docker_info=None,
             )
         )

@@ -11,33 +11,31 @@ from uuid import UUID
 import anyio
 import anyio.abc
 import anyio.to_thread
-import httpx
 from prefect.client.schemas.objects import FlowRun
 from prefect.workers.base import BaseWorkerResult
 from pydantic import ValidationError
 
-from prefect_heteroflow.attempts.backend import (
-    AttemptHandle,
-    WorkerCannotStart,
-    reason_in,
-)
-from prefect_heteroflow.attempts.cancelling import handle_cancelling
+from prefect_heteroflow.attempts.backend import AttemptHandle, WorkerCannotStart, reason_in
 from prefect_heteroflow.attempts.cordon_notice import CordonNotice
 from prefect_heteroflow.attempts.giving_back import give_back_after
 from prefect_heteroflow.attempts.gpu_shares import GpuShares
+from prefect_heteroflow.attempts.in_place import run_what_follows
 from prefect_heteroflow.attempts.kept_ends import KeptEnd, KeptEnds
 from prefect_heteroflow.attempts.life import AttemptLife
 from prefect_heteroflow.attempts.lives import Lives
 from prefect_heteroflow.attempts.placement import Placements
 from prefect_heteroflow.attempts.retry_cleanup import RetryCleanup
-from prefect_heteroflow.attempts.start_checks import check_pool_type, check_pool_type_of
+from prefect_heteroflow.attempts.start_checks import (
+    check_pool_type,
+    check_pool_type_of,
+    rules_of_file,
+)
 from prefect_heteroflow.attempts.upkeep import Upkeep
 from prefect_heteroflow.attempts.worker_errors import close_after_error, text_of
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Resources
 from prefect_heteroflow.core.routing import STARTS_CONTAINERS
 from prefect_heteroflow.core.user_rules import UserRule
-from prefect_heteroflow.infra.node_probe import parse_declared_gpus
 from prefect_heteroflow.infra.scratch import ScratchFolders
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -47,7 +45,6 @@ from prefect_heteroflow.orchestration.wakeups import Wakeups
 from prefect_heteroflow.prefect_hooks import PrefectHooks
 from prefect_heteroflow.setting_names import unknown_settings
 from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
-from prefect_heteroflow.user_rules_file import load_user_rules
 
 T = TypeVar("T")
 
@@ -133,7 +130,7 @@ class RetryingWorker(PrefectHooks):
         """Probe the node, claim its name, then set up as every worker does."""
         for problem in unknown_settings():
             self._logger.warning("%s", problem)
-        self._read_rules_file()
+        self.file_rules = rules_of_file(self.heteroflow_settings)
         await check_pool_type_of(self._work_pool_name, self.type)
         self._presence = NodePresence(
             await self.probe_node(),
@@ -186,7 +183,7 @@ class RetryingWorker(PrefectHooks):
             await life.request_cancel()
         try:
             identifier = await life.run(task_status or anyio.TASK_STATUS_IGNORED)
-            await self._go_on_after(life)
+            await run_what_follows(self, life, self._logger)
         except Exception as error:
             newest = self.lives.of(flow_run.id) or life
             if await give_back_after(error, self, newest):
@@ -204,46 +201,6 @@ class RetryingWorker(PrefectHooks):
         )
         await close_after_error(self, life, message)
         await self._propose_crashed_state(life.flow_run, message)
-
-    async def _go_on_after(self, life: AttemptLife) -> None:
-        """Run the attempts that follow here at once, one after the other."""
-        while True:
-            try:
-                following = await life.following()
-            except httpx.HTTPError as error:
-                # The run is scheduled: its pool has it, whatever becomes of us.
-                self._logger.warning(
-                    "Run %s goes the way over its pool: %s", life.flow_run.id, error
-                )
-                self.wake_at(utc_now(), life.flow_run.id)
-                return
-            if following is None:
-                return
-            life = following
-            self.lives.add(life)
-            await life.go_on()
-
-    async def _cancel_run(self, flow_run_id: UUID) -> None:
-        # Core's own version ends only runs that never started; ours ends them all.
-        # Pinned by tests/surface/test_core_hooks.py.
-        try:
-            await handle_cancelling(self, flow_run_id)
-        except Exception as error:
-            # It runs in the worker's own task group: an error would end the worker. The run stays
-            # `Cancelling`, and `reconcile` comes back to it.
-            self._logger.warning("Run %s could not be cancelled yet: %s", flow_run_id, error)
-
-    def declared_gpus(self) -> tuple[int, ...] | None:
-        """Memory of each GPU that the settings declare, MiB; `None` if they declare nothing.
-
-        Raises:
-            WorkerCannotStart: The declaration cannot be read.
-        """
-        text = self.heteroflow_settings.node_gpus
-        try:
-            return None if text is None else parse_declared_gpus(text)
-        except ValueError as error:
-            raise WorkerCannotStart(str(error)) from error
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # A worker that stops does not wait for its attempts: the next one finds them.
@@ -297,24 +254,11 @@ class RetryingWorker(PrefectHooks):
             worker_id=self.backend_id,
         )
 
-    async def may_go_on(self, flow_run: FlowRun) -> bool:
-        """Whether its next attempt may follow here without asking the pool for a place.
+    def holds_slot(self, flow_run_id: UUID) -> bool:
+        """Whether that run has one of the worker's own slots (`--limit`), if there is a limit.
 
-        Not so when pool or queue is paused or has a concurrency limit: another run may be next.
-        Nor when it holds none of the worker's own slots (`--limit`), as an attempt that was left by
-        an earlier process.
+        An attempt that was left by an earlier process may have none.
         """
-        if not self._holds_slot(flow_run.id):
-            return False
-        pool = self._work_pool
-        if pool is None or pool.is_paused or pool.concurrency_limit is not None:
-            return False
-        if flow_run.work_queue_id is None:
-            return True
-        queue = await self.client.read_work_queue(flow_run.work_queue_id)
-        return not queue.is_paused and queue.concurrency_limit is None
-
-    def _holds_slot(self, flow_run_id: UUID) -> bool:
         limiter = self._limiter
         return limiter is None or flow_run_id in limiter.statistics().borrowers
 
@@ -336,15 +280,6 @@ class RetryingWorker(PrefectHooks):
         self.lives.forget(flow_run_id)
 
     # ---- beside the attempts ---------------------------------------------------------------------
-
-    def _read_rules_file(self) -> None:
-        path = self.heteroflow_settings.rules_file
-        if path is None:
-            return
-        try:
-            self.file_rules = load_user_rules(path)
-        except ValueError as error:
-            raise WorkerCannotStart(str(error)) from error
 
     @property
     def raw_file_rules(self) -> tuple[dict[str, object], ...]:
@@ -437,7 +372,7 @@ class RetryingWorker(PrefectHooks):
         try:
             await self._resume_in_slot(life, handle)
         finally:
-            if self._holds_slot(life.flow_run.id):
+            if self.holds_slot(life.flow_run.id):
                 self._release_limit_slot(life.flow_run.id)
 
     async def _resume_in_slot(self, life: AttemptLife, handle: AttemptHandle) -> None:
@@ -452,7 +387,7 @@ class RetryingWorker(PrefectHooks):
     async def _go_on_with(self, life: AttemptLife) -> None:
         flow_run = life.flow_run
         try:
-            await self._go_on_after(life)
+            await run_what_follows(self, life, self._logger)
         except Exception as error:
             newest = self.lives.of(flow_run.id) or life
             if await give_back_after(error, self, newest):

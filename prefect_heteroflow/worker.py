@@ -14,7 +14,6 @@ Replace `my-work-pool` with the name of the work pool of that class of nodes.
 from __future__ import annotations
 
 import functools
-import json
 import posixpath
 import threading
 from collections.abc import Callable, Sequence
@@ -44,25 +43,24 @@ from prefect_heteroflow.attempts.backend import (
     CleanupRequest,
     WorkerCannotStart,
 )
+from prefect_heteroflow.attempts.start_checks import declared_gpus
 from prefect_heteroflow.container_cleanup import clean_up_node
-from prefect_heteroflow.container_watch import ContainerWatch
+from prefect_heteroflow.container_watch import ContainerWatch, watch_peak_memory
 from prefect_heteroflow.core.cleanup import CleanupReport
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.progress import Progress, parse_progress
-from prefect_heteroflow.core.resources import Node, Resources
+from prefect_heteroflow.core.resources import Node
 from prefect_heteroflow.docker_job import (
     ATTEMPT_LABEL,
-    GPUS_LABEL,
     HOOK_LABEL,
     NODE_LABEL,
-    RESOURCES_LABEL,
     RUN_LABEL,
-    TASK_LABEL,
     HeteroflowJobConfiguration,
     HeteroflowVariables,
     apply_plan,
+    plan_from_labels,
 )
 from prefect_heteroflow.infra import container as containers
 from prefect_heteroflow.infra.container import ENTRY_COMMAND
@@ -76,8 +74,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 unite_docker_errors()
-
-_PEAK_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -131,7 +127,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 settings.node_name,
                 self._work_pool_name,
                 declared_memory_mb=settings.node_memory_mb,
-                declared_gpus=self.declared_gpus(),
+                declared_gpus=declared_gpus(settings),
                 docker_info=info,
             )
         )
@@ -206,7 +202,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     async def wait_attempt(self, handle: AttemptHandle) -> AttemptEnd:
         """Stream the output; the final state is read from the engine, not from `wait()`."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._watch_peak, handle)
+            group.start_soon(watch_peak_memory, handle)
             logger = self.get_flow_run_logger(handle.plan.flow_run)
             end = await self._in_thread(ContainerWatch(self._engine, handle, logger).end)
             group.cancel_scope.cancel()
@@ -318,17 +314,7 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             await self._in_thread(functools.partial(self._docker.remove, container_id))
             return None
         configuration = await self.configuration_for(flow_run)
-        gpus = set(filter(None, labels.get(GPUS_LABEL, "").split(",")))
-        plan = AttemptPlan(
-            flow_run=flow_run,
-            configuration=configuration,
-            task_id=labels[TASK_LABEL],
-            attempt=int(labels[ATTEMPT_LABEL]),
-            resources=Resources(**json.loads(labels[RESOURCES_LABEL])),
-            gpus=tuple(gpu for gpu in self.node.gpus if gpu.uuid in gpus),
-            context_json=None if configuration.is_plain_job else "",
-            on_output=_ignore_output,
-        )
+        plan = plan_from_labels(labels, flow_run, configuration, gpus_of_node=self.node.gpus)
         identifier = await self._in_thread(
             functools.partial(self._get_infrastructure_pid, container_id=container_id)
         )
@@ -393,14 +379,6 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
             )
         return container
 
-    async def _watch_peak(self, handle: AttemptHandle) -> None:
-        while True:
-            if handle.main_pid is not None:
-                peak = containers.read_peak_memory_mb(handle.main_pid)
-                if peak is not None:
-                    handle.peak_memory_mb = max(peak, handle.peak_memory_mb or 0)
-            await anyio.sleep(_PEAK_SECONDS)
-
     def _remove_unstarted(self, flow_run_id: str) -> None:
         """Remove what was created but could not be started."""
         try:
@@ -415,7 +393,3 @@ _AttemptName = tuple[str, str]
 
 def _name_of(plan: AttemptPlan) -> _AttemptName:
     return str(plan.flow_run.id), str(plan.attempt)
-
-
-def _ignore_output(chunk: bytes, *, is_old: bool = False) -> None:
-    """Until the life that watches the attempt again takes its output."""

@@ -1,15 +1,40 @@
-"""Whether a run fits this node, and where it goes if it does not."""
+"""What a run asks for at first, whether it fits this node, and where it goes if it does not."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
+from prefect_heteroflow.core.job_values import JobValues, boost_gpu_inference_memory
 from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy
 from prefect_heteroflow.core.resources import Cluster, Resources
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route, route_when_back
 
 if TYPE_CHECKING:
+    from prefect_heteroflow.job_configuration import RetryConfiguration
     from prefect_heteroflow.retrying_worker import RetryingWorker
+
+
+def first_resources(
+    configuration: RetryConfiguration,
+    values: JobValues,
+    logger: logging.Logger | logging.LoggerAdapter[Any],
+) -> Resources:
+    """What the run asks for, and more where an inference server said nothing of memory."""
+    boosted = boost_gpu_inference_memory(
+        getattr(configuration, "image", None),
+        values.resources,
+        configuration.memory_mb_was_set,
+        limit_mb=values.policy.oom_memory_limit,
+    )
+    if boosted is None:
+        return values.resources
+    logger.info(
+        "Auto-boost GPU inference memory: %d → %dMB",
+        values.resources.memory_mb,
+        boosted.memory_mb,
+    )
+    return boosted
 
 
 async def find_place(

@@ -12,7 +12,14 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry
 
+from prefect_heteroflow.attempts import held
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.in_place import goes_on_here
+from prefect_heteroflow.attempts.next_attempt import (
+    NextAttempt,
+    next_job_variables,
+    planned_row,
+)
 from prefect_heteroflow.attempts.restarts import ask_breakers, tell_breakers
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.breaker import Verdict
@@ -24,12 +31,11 @@ from prefect_heteroflow.core.policy import (
     Place,
     Retry,
     RetryPolicy,
-    RetryStrategy,
     Stop,
 )
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.routing import Route
-from prefect_heteroflow.orchestration import approval, held_fronts, transitions
+from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.attempt_events import emit_attempt_event
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import write_attempts
@@ -37,19 +43,6 @@ from prefect_heteroflow.orchestration.task_bodies import TASK_RUN_LABEL
 
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
-
-
-# A longer delay must neither hold one of the worker's slots nor be lost with the worker.
-_IN_PLACE_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextAttempt:
-    """The attempt that follows at once on the same node."""
-
-    flow_run: FlowRun
-    """The run as it was scheduled again, with its new job variables."""
-    history: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +155,7 @@ class AttemptEnding:
         scheduled = await self._retry(decision)
         if scheduled is None:
             return None
-        if await self._goes_on_here(decision):
+        if await goes_on_here(self.worker, self.flow_run, self.row, decision):
             return NextAttempt(flow_run=scheduled, history=(*self.history, failed))
         self.worker.wake_at(_due(scheduled), self.flow_run.id)
         return None
@@ -189,7 +182,7 @@ class AttemptEnding:
         """The run as it was scheduled again; `None` if it was moved to another pool or ended."""
         number = self.row.attempt + 1 if attempt is None else attempt
         due = utc_now() + timedelta(seconds=decision.delay_seconds)
-        variables = self._job_variables(decision)
+        variables = self._next_variables(decision)
         if decision.place.pool != self._pool:
             await self._move(decision, number, variables)
             return None
@@ -223,38 +216,19 @@ class AttemptEnding:
         if waiting is None:
             return False
         self.worker.get_flow_run_logger(self.flow_run).warning("%s", waiting.message)
-        client, run, variables = self.worker.client, self.flow_run, self._job_variables(decision)
-        if decision.place.pool != self._pool and not self._is_front:
-            # Its planned attempt is on another pool: the front run waits, and creates it.
-            run = await client.read_flow_run(self.task_id)
-            variables = dict(run.job_variables or {})
-        parked = await approval.await_approval(
-            client,
-            run,
-            hold=waiting.hold,
+        waits = await held.hold_back(
+            self.worker.client,
+            self.flow_run,
+            self.task_id,
+            waiting.hold,
             message=waiting.message,
-            job_variables=variables,
-            now=utc_now(),
+            job_variables=self._next_variables(decision),
+            moves=decision.place.pool != self._pool,
+            was_cancelled=self.was_cancelled,
         )
-        if not parked or self.was_cancelled():
+        if not waits:
             await self._give_up_planned()
-        elif run.id != self.flow_run.id:
-            ended = transitions.ended_state(transitions.ATTEMPT_FAILED, waiting.message)
-            await transitions.finish(client, self.flow_run.id, ended, force=True)
-        elif not self._is_front:
-            await held_fronts.say_held(client, run, waiting.hold.keys)
         return True
-
-    async def _goes_on_here(self, decision: Retry) -> bool:
-        place, node = decision.place, self.worker.node.name
-        return (
-            self.row.node == node
-            and decision.delay_seconds <= _IN_PLACE_SECONDS
-            and place.node in (None, node)
-            and place.waits_for is None
-            and node not in place.avoid_nodes
-            and await self.worker.may_go_on(self.flow_run)
-        )
 
     async def _move(self, decision: Retry, attempt: int, variables: dict[str, Any]) -> None:
         client = self.worker.client
@@ -306,27 +280,10 @@ class AttemptEnding:
         )
         await self._stop(Stop(ending=Ending.FAILED, reason=message))
 
-    def _job_variables(self, decision: Retry) -> dict[str, Any]:
-        resources, place = decision.resources, decision.place
-        variables: dict[str, Any] = {
-            **(self.flow_run.job_variables or {}),
-            "memory_mb": resources.memory_mb,
-            "gpu_count": resources.gpu_count,
-        }
-        for name in ("shm_mb", "gpu_memory_mb"):
-            value = getattr(resources, name)
-            if value is not None:
-                variables[name] = value
-        variables.pop("placement", None)
-        if place.node is not None or place.avoid_nodes or place.waits_for is not None:
-            variables["placement"] = {
-                "prefer": place.node,
-                "avoid": list(place.avoid_nodes),
-                "waits_for": place.waits_for,
-                "since": utc_now().isoformat(),
-                "strict": self.policy.retry_strategy is RetryStrategy.RETRY_SAME_NODE,
-            }
-        return variables
+    def _next_variables(self, decision: Retry) -> dict[str, Any]:
+        return next_job_variables(
+            self.flow_run.job_variables or {}, decision, self.policy.retry_strategy, now=utc_now()
+        )
 
     async def _stop(self, decision: Stop) -> None:
         state = transitions.ended_state(decision.ending.value, decision.reason)
@@ -378,16 +335,8 @@ class AttemptEnding:
 
     def _next_row(self, decision: Retry) -> Attempt:
         stays = decision.place.pool == self._pool
-        return Attempt(
-            attempt=self.row.attempt + 1,
-            flow_run_id=str(self.flow_run.id) if stays else "",
-            status=AttemptStatus.SCHEDULED,
-            pool=decision.place.pool,
-            node=decision.place.node,
-            memory_mb=decision.resources.memory_mb,
-            shm_mb=decision.resources.shm_mb,
-            gpu_count=decision.resources.gpu_count,
-            gpu_memory_mb=decision.resources.gpu_memory_mb,
+        return planned_row(
+            decision, self.row.attempt + 1, flow_run_id=self.flow_run.id if stays else None
         )
 
     async def _write(self, *rows: Attempt, failed: bool = False) -> None:

@@ -1,10 +1,12 @@
-"""What becomes of runs that a circuit breaker holds: released, approved or refused."""
+"""What becomes of runs that a circuit breaker holds: parked, released, approved or refused."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun
 
@@ -17,22 +19,70 @@ from prefect_heteroflow.core.breaker import (
     Verdict,
     admit,
 )
-from prefect_heteroflow.orchestration import approval, transitions
+from prefect_heteroflow.orchestration import approval, held_fronts, transitions
 from prefect_heteroflow.orchestration.breaker_store import (
     admit_retry,
     note_approval,
     note_outcome,
     read_breakers,
 )
+from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_many_attempts
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-__all__ = ["approve_resumed", "close_refused", "release_held"]
+__all__ = ["approve_resumed", "close_refused", "hold_back", "release_held"]
 
 _REFUSED = "Cancelled by a user while it waited for approval; nothing is retried."
 _REFUSED_LATE = "Cancelled by a user before it was started; nothing is retried."
+
+
+async def hold_back(
+    client: PrefectClient,
+    flow_run: FlowRun,
+    task_id: UUID,
+    hold: approval.Hold,
+    *,
+    message: str,
+    job_variables: dict[str, Any],
+    moves: bool,
+    was_cancelled: Callable[[], bool],
+) -> bool:
+    """Let a run wait for a person, or for its breakers' trial, before its planned attempt.
+
+    Args:
+        client: Of the server.
+        flow_run: The run of the failed attempt.
+        task_id: Its front run.
+        hold: The breakers, and the planned attempt.
+        message: Of the state in which it waits.
+        job_variables: Those of the planned attempt.
+        moves: The planned attempt is on another pool: then the front run waits, and creates it,
+            and the run of the failed attempt ends.
+        was_cancelled: Asked when the run waits.
+
+    Returns:
+        Whether it waits; if not, its planned attempt is to be given up.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    run, is_front = flow_run, task_id == flow_run.id
+    if moves and not is_front:
+        run = await client.read_flow_run(task_id)
+        job_variables = dict(run.job_variables or {})
+    parked = await approval.await_approval(
+        client, run, hold=hold, message=message, job_variables=job_variables, now=utc_now()
+    )
+    if not parked or was_cancelled():
+        return False
+    if run.id != flow_run.id:
+        ended = transitions.ended_state(transitions.ATTEMPT_FAILED, message)
+        await transitions.finish(client, flow_run.id, ended, force=True)
+    elif not is_front:
+        await held_fronts.say_held(client, run, hold.keys)
+    return True
 
 
 async def release_held(

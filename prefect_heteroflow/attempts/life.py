@@ -12,30 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
-import httpx
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
-from prefect_heteroflow import environment
-from prefect_heteroflow.attempts.admission import described, find_place
-from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptHandle, AttemptNotStarted
-from prefect_heteroflow.attempts.backend import AttemptPlan as Plan
+from prefect_heteroflow.attempts.admission import described, find_place, first_resources
+from prefect_heteroflow.attempts.backend import (
+    AttemptEnd,
+    AttemptHandle,
+    AttemptNotStarted,
+    AttemptPlan,
+)
 from prefect_heteroflow.attempts.cancelling import close_cancelled, handle_cancelling
-from prefect_heteroflow.attempts.ending import NextAttempt
+from prefect_heteroflow.attempts.next_attempt import NextAttempt
 from prefect_heteroflow.attempts.orphans import go_on_after
 from prefect_heteroflow.attempts.overtaken import Overtaken
-from prefect_heteroflow.attempts.remains import read_progress, read_report
+from prefect_heteroflow.attempts.preparing import (
+    new_row,
+    plan_attempt,
+    smallest_gpu_mb,
+    with_resources,
+)
+from prefect_heteroflow.attempts.remains import discard, read_progress, read_report
 from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
 from prefect_heteroflow.attempts.settling import AttemptSettling
 from prefect_heteroflow.attempts.standing import read_standing
-from prefect_heteroflow.attempts.starting import start_unless_cancelled
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
-from prefect_heteroflow.core.failures import FailureClass
-from prefect_heteroflow.core.job_values import (
-    JobValueError,
-    boost_gpu_inference_memory,
-    parse_job_values,
+from prefect_heteroflow.attempts.starting import (
+    say_command_runs,
+    start_unless_cancelled,
+    store_identifier,
+    tell_start,
 )
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.core.job_values import JobValueError, parse_job_values
 from prefect_heteroflow.core.resources import Gpu, Resources
 from prefect_heteroflow.core.scanner import FailureScanner
 from prefect_heteroflow.fast_literals import fast_finder
@@ -43,7 +52,6 @@ from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
-from prefect_heteroflow.orchestration.insisting import insist
 from prefect_heteroflow.orchestration.run_output import RunOutput
 
 if TYPE_CHECKING:
@@ -125,14 +133,8 @@ class AttemptLife:
         handle = await self._start()
         if handle is None:
             return
-        await self._store_identifier(handle.identifier)
+        await store_identifier(self._client, self.flow_run.id, handle.identifier, self._logger)
         await self._watch(handle)
-
-    async def _store_identifier(self, identifier: str) -> None:
-        try:
-            await self._client.update_flow_run(self.flow_run.id, infrastructure_pid=identifier)
-        except httpx.HTTPError as error:
-            self._logger.warning("The identifier of the attempt could not be stored: %s", error)
 
     async def resume(self, handle: AttemptHandle) -> None:
         """Watch an attempt that an earlier process of this worker has started."""
@@ -140,17 +142,14 @@ class AttemptLife:
         number = handle.plan.attempt
         known = [row for row in self._history if row.attempt == number]
         self._history = tuple(row for row in self._history if row.attempt < number)
-        unwritten = _with_resources(self._new_row(number), handle.plan.resources)
+        unwritten = with_resources(self._new_row(number), handle.plan.resources)
         self._row = known[0] if known else unwritten
         if self._row.status not in (AttemptStatus.RUNNING, AttemptStatus.SCHEDULED):
             self._logger.info("Attempt %d was settled before; its remains are removed.", number)
             await go_on_after(self._worker, self.task_id, self.flow_run)
             await self._worker.discard_attempt(handle)
             return
-        try:
-            self._values = self._configuration.job_values(self._worker.heteroflow_settings)
-        except JobValueError as error:
-            self._logger.warning("%s The defaults decide about its end.", error)
+        self._read_values_of_running()
         self._resources = handle.plan.resources
         self._gpus = handle.plan.gpus
         self.handle = handle
@@ -186,10 +185,7 @@ class AttemptLife:
         """
         *earlier, self._row = history
         self._history = tuple(earlier)
-        try:
-            self._values = self._configuration.job_values(self._worker.heteroflow_settings)
-        except JobValueError as error:
-            self._logger.warning("%s The defaults decide about its end.", error)
+        self._read_values_of_running()
         self._resources = dataclasses.replace(
             self._values.resources,
             memory_mb=self._row.memory_mb or self._values.resources.memory_mb,
@@ -198,6 +194,12 @@ class AttemptLife:
         if kept is not None:
             end = kept.restore(settling)
         self._following = await settling.ended(end, None if kept is None else kept.report)
+
+    def _read_values_of_running(self) -> None:
+        try:
+            self._values = self._configuration.job_values(self._worker.heteroflow_settings)
+        except JobValueError as error:
+            self._logger.warning("%s The defaults decide about its end.", error)
 
     async def is_overtaken(self) -> bool:
         """Whether others have gone on with the run, which this worker has not started yet."""
@@ -259,22 +261,8 @@ class AttemptLife:
         except JobValueError as error:
             await self._refuse(error.failure, "job-variables", str(error))
             return False
-        self._resources = self._values.resources
-        image = getattr(configuration, "image", None)
-        boosted = boost_gpu_inference_memory(
-            image,
-            self._resources,
-            configuration.memory_mb_was_set,
-            limit_mb=self._values.policy.oom_memory_limit,
-        )
-        if boosted is not None:
-            self._logger.info(
-                "Auto-boost GPU inference memory: %d → %dMB",
-                self._resources.memory_mb,
-                boosted.memory_mb,
-            )
-            self._resources = boosted
-        self._row = _with_resources(self._row, self._resources)
+        self._resources = first_resources(configuration, self._values, self._logger)
+        self._row = with_resources(self._row, self._resources)
         return await self._accept_place()
 
     async def _accept_place(self) -> bool:
@@ -316,59 +304,21 @@ class AttemptLife:
             await self._terminate(handle)
         return handle
 
-    def _planned(self) -> Plan:
-        worker = self._worker
-        self._gpus = worker.take_gpus(str(self.flow_run.id), self._resources)
-        previous = next((row.failure for row in reversed(self._history) if row.failure), None)
-        gpu_memory_mb = self._gpu_memory_mb()
-        self._row = dataclasses.replace(
-            self._row, gpu_memory_mb=gpu_memory_mb or self._resources.gpu_memory_mb
-        )
-        variables = environment.attempt_variables(
-            task_id=str(self.task_id),
+    def _planned(self) -> AttemptPlan:
+        self._gpus = self._worker.take_gpus(str(self.flow_run.id), self._resources)
+        gpu_memory_mb = smallest_gpu_mb(self._gpus) or self._resources.gpu_memory_mb
+        self._row = dataclasses.replace(self._row, gpu_memory_mb=gpu_memory_mb)
+        return plan_attempt(
+            self._worker,
+            self.flow_run,
+            self._configuration,
             attempt=self._row.attempt,
-            node=worker.node.name,
-            resources=self._resources,
-            gpu_memory_mb=gpu_memory_mb,
-            previous_failure=previous,
-            scratch=worker.scratch_of(str(self.task_id)),
-        )
-        self._configuration.env = {**self._configuration.env, **variables}
-        plan = Plan(
-            flow_run=self.flow_run,
-            configuration=self._configuration,
-            task_id=str(self.task_id),
-            attempt=self._row.attempt,
+            history=self._history,
+            values=self._values,
             resources=self._resources,
             gpus=self._gpus,
-            context_json=None if self._configuration.is_plain_job else self._context().to_json(),
             on_output=self._on_output,
-        )
-        self._logger.info(
-            "Run '%s', attempt %d on node %s: %s",
-            self.flow_run.name,
-            self._row.attempt,
-            worker.node.name,
-            described(self._resources),
-        )
-        return plan
-
-    def _context(self) -> environment.AttemptContext:
-        values = self._values
-        return environment.AttemptContext(
-            policy=values.policy,
-            resources=self._resources,
-            pool=self._worker.node.pool,
-            node=self._worker.node.name,
-            history=tuple(current_series(self._history)),
-            gpu_memory_mb=self._gpu_memory_mb(),
-            containers=self._worker.containers,
-            retry_on=(*values.retry_on, *self._worker.raw_file_rules),
-            stop_on=tuple(values.stop_on),
-            retry_exceptions=values.retry_exceptions
-            if isinstance(values.retry_exceptions, bool)
-            else tuple(values.retry_exceptions),
-            liveness_seconds=self._worker.heteroflow_settings.node_liveness_seconds,
+            logger=self._logger,
         )
 
     def _on_output(self, chunk: bytes, *, is_old: bool = False) -> None:
@@ -380,24 +330,14 @@ class AttemptLife:
         self._row = dataclasses.replace(
             self._row, status=AttemptStatus.RUNNING, started=utc_now().isoformat()
         )
-        try:
-            await insist(self._tell_running, self._logger, "its start", until=ended)
-        except (ObjectNotFound, httpx.HTTPStatusError) as error:
-            # Deleted, perhaps. The process runs: what it comes to is seen at its end.
-            self._logger.warning("The start of the attempt could not be told: %s", error)
+        await tell_start(self._tell_running, self._logger, ended)
 
     async def _tell_running(self) -> None:
         if self._configuration.is_plain_job and not self.cancel_requested:
-            run = await self._client.read_flow_run(self.flow_run.id)
-            if run.state is not None and (run.state.is_cancelled() or run.state.is_cancelling()):
-                # The server would let it run on from there.
+            message = f"Attempt {self._row.attempt}: the command runs."
+            if not await say_command_runs(self._client, self.flow_run.id, message):
                 await self.request_cancel()
                 return
-            await transitions.finish(
-                self._client,
-                self.flow_run.id,
-                transitions.running_state(f"Attempt {self._row.attempt}: the command runs."),
-            )
         await write_attempts(self._client, self.task_id, [self._row], summary=False)
 
     async def _terminate(self, handle: AttemptHandle) -> None:
@@ -428,17 +368,10 @@ class AttemptLife:
             self._logger.warning("The run was deleted; what is left of its attempt is removed.")
         finally:
             self.is_settled = True
-            await self._discard(handle)
+            await discard(self._worker, handle, self._logger)
         if self.cancel_requested and self._following is None:
             # A cancel that came while the end was acted on.
             await handle_cancelling(self._worker, self.flow_run.id)
-
-    async def _discard(self, handle: AttemptHandle) -> None:
-        try:
-            await self._worker.discard_attempt(handle)
-        except Exception as error:
-            # The run stands where it should; only its remains do not go.
-            self._logger.warning("What is left of the attempt could not be removed: %s", error)
 
     def _settling(self) -> AttemptSettling:
         return AttemptSettling(
@@ -449,7 +382,7 @@ class AttemptLife:
             row=self._row,
             values=self._values,
             resources=self._resources,
-            gpu_memory_mb=self._gpu_memory_mb(),
+            gpu_memory_mb=smallest_gpu_mb(self._gpus),
             is_plain_job=self._configuration.is_plain_job,
             job=job_digest(self._configuration),
             gpu_uuids=tuple(gpu.uuid for gpu in self._gpus),
@@ -460,25 +393,4 @@ class AttemptLife:
         )
 
     def _new_row(self, attempt: int) -> Attempt:
-        return Attempt(
-            attempt=attempt,
-            flow_run_id=str(self.flow_run.id),
-            status=AttemptStatus.RUNNING,
-            pool=self._worker.node.pool,
-            node=self._worker.node.name,
-            started=None,
-            log=f"/runs/flow-run/{self.flow_run.id}?tab=Logs",
-        )
-
-    def _gpu_memory_mb(self) -> int | None:
-        return min((gpu.memory_mb for gpu in self._gpus), default=None)
-
-
-def _with_resources(row: Attempt, resources: Resources) -> Attempt:
-    return dataclasses.replace(
-        row,
-        memory_mb=resources.memory_mb,
-        shm_mb=resources.shm_mb,
-        gpu_count=resources.gpu_count,
-        gpu_memory_mb=resources.gpu_memory_mb,
-    )
+        return new_row(self.flow_run, self._worker.node, attempt)

@@ -1,4 +1,4 @@
-"""What an ended attempt has left for its worker: the engine's report, and how far it came."""
+"""What an ended attempt has left for its worker: the engine's report, how far it came, the rest."""
 
 from __future__ import annotations
 
@@ -37,3 +37,14 @@ async def read_progress(
         # The user's own file, by whatever engine: how far the job came decides nothing alone.
         logger.warning("The progress file %s cannot be read: %s", path, error)
         return None
+
+
+async def discard(
+    backend: AttemptBackend, handle: AttemptHandle, logger: logging.LoggerAdapter[Any]
+) -> None:
+    """Remove what is left of the attempt; when its evidence was read and its end acted on."""
+    try:
+        await backend.discard_attempt(handle)
+    except Exception as error:
+        # The run stands where it should; only its remains do not go.
+        logger.warning("What is left of the attempt could not be removed: %s", error)

@@ -16,8 +16,9 @@ from prefect.client.schemas.objects import FlowRun
 
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
-from prefect_heteroflow.attempts.ending import AttemptEnding, NextAttempt
+from prefect_heteroflow.attempts.ending import AttemptEnding
 from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
+from prefect_heteroflow.attempts.next_attempt import NextAttempt
 from prefect_heteroflow.attempts.outcome import Outcome, is_past, outcome_of, went_on
 from prefect_heteroflow.attempts.overtaken import SHORTEST_SILENCE
 from prefect_heteroflow.core.attempts import Attempt, current_series, exit_status

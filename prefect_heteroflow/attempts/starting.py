@@ -1,12 +1,22 @@
-"""The start of an attempt, which takes minutes where an image has to be pulled."""
+"""The start of an attempt, which takes minutes where an image has to be pulled; and its telling."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import anyio
+import httpx
+from prefect.exceptions import ObjectNotFound
+
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.insisting import insist
 
 if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
     from prefect_heteroflow.attempts.backend import AttemptBackend, AttemptHandle, AttemptPlan
 
 
@@ -37,3 +47,45 @@ async def start_unless_cancelled(
     if failed is not None:
         raise failed
     return handle
+
+
+async def say_command_runs(client: PrefectClient, flow_run_id: UUID, message: str) -> bool:
+    """Set the state of a plain job's run, whose command reports no state of its own.
+
+    Returns:
+        `False` if the run was cancelled meanwhile: the server would let it run on from there.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    run = await client.read_flow_run(flow_run_id)
+    if run.state is not None and (run.state.is_cancelled() or run.state.is_cancelling()):
+        return False
+    await transitions.finish(client, flow_run_id, transitions.running_state(message))
+    return True
+
+
+async def tell_start(
+    step: Callable[[], Awaitable[None]],
+    logger: logging.LoggerAdapter[Any],
+    ended: anyio.Event,
+) -> None:
+    """Tell the API that the attempt runs, again and again until it takes it or that has ended."""
+    try:
+        await insist(step, logger, "its start", until=ended)
+    except (ObjectNotFound, httpx.HTTPStatusError) as error:
+        # Deleted, perhaps. The process runs: what it comes to is seen at its end.
+        logger.warning("The start of the attempt could not be told: %s", error)
+
+
+async def store_identifier(
+    client: PrefectClient,
+    flow_run_id: UUID,
+    identifier: str,
+    logger: logging.LoggerAdapter[Any],
+) -> None:
+    """As core stores it for the attempts that it has submitted itself."""
+    try:
+        await client.update_flow_run(flow_run_id, infrastructure_pid=identifier)
+    except httpx.HTTPError as error:
+        logger.warning("The identifier of the attempt could not be stored: %s", error)

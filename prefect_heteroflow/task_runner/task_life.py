@@ -20,13 +20,10 @@ from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.policy import (
-    UNLIMITED,
     Decision,
     Ending,
-    OwnRetries,
     Place,
     Retry,
-    RetryPolicy,
     Stop,
 )
 from prefect_heteroflow.core.ranges import MAX_MEMORY_MB
@@ -40,7 +37,7 @@ from prefect_heteroflow.core.task_places import (
     places_beside,
     roomier,
 )
-from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next
+from prefect_heteroflow.core.task_retries import is_cramped
 from prefect_heteroflow.task_runner.attempt_rows import AttemptRows, attempt_of
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
     RemoteAttempts,
@@ -50,6 +47,11 @@ from prefect_heteroflow.task_runner.attempts_elsewhere import (
 )
 from prefect_heteroflow.task_runner.engine_task import engine_copy
 from prefect_heteroflow.task_runner.failures_raised import error_of
+from prefect_heteroflow.task_runner.granted_retries import (
+    WITHOUT_END,
+    DecidedFailure,
+    GrantedRetries,
+)
 from prefect_heteroflow.task_runner.home import LOCAL_POOL
 from prefect_heteroflow.task_runner.left_by_body import end_what_is_left
 from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
@@ -61,9 +63,6 @@ if TYPE_CHECKING:
 
     from prefect_heteroflow.core.task_requirements import Requirements
     from prefect_heteroflow.task_runner.retry_rules import RetryRules
-
-_WITHOUT_END = 1_000_000
-"""`retries` while our own condition decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +79,6 @@ class Places:
     """All nodes and pools that are known; asked only when home is too small."""
     say_once: Callable[[str, str], None]
     """Log a warning for a task, once: its name and the text."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Failure:
-    decision: Decision
-    of_body: bool
-    """An exception of the body, in which the task's own `retries` have their say."""
 
 
 class TaskLife:
@@ -127,9 +119,8 @@ class TaskLife:
         self._reserved_mb = requirements.memory_mb or 0
         self._attempts: list[TaskAttempt] = []
         self._rows = AttemptRows()
-        self._retries_granted = 0
-        self._budget_used = 0
-        self._failure: _Failure | None = None
+        self._retries = GrantedRetries(task, rules.policy)
+        self._failure: DecidedFailure | None = None
         self._is_beside = False
         """The newest attempt ran as a run of its own."""
         self._submitted_in = copy_context()
@@ -184,7 +175,7 @@ class TaskLife:
     def _attempt(self) -> TaskOutcome:
         planned = self._failure.decision if self._failure is not None else None
         self._failure = None
-        self.engine_task.retries = _WITHOUT_END
+        self.engine_task.retries = WITHOUT_END
         self.engine_task.timeout_seconds = None
         call = self._call()
         if self._refusal is not None:
@@ -262,7 +253,7 @@ class TaskLife:
         diagnosis = self._diagnose(outcome)
         decision = self._decide(outcome, diagnosis)
         of_body = outcome.kind in ("raised", "timed_out")
-        self._failure = _Failure(decision=decision, of_body=of_body)
+        self._failure = DecidedFailure(decision=decision, of_body=of_body)
         self._record(outcome, AttemptStatus.FAILED, diagnosis, decision)
         if isinstance(decision, Retry):
             self._resources = decision.resources
@@ -298,7 +289,7 @@ class TaskLife:
         self._attempts[-1] = replace(last, row=row)
         get_run_logger(context).warning("Attempt %s: %s", row.attempt, row.decision)
         self._failure = None
-        self._retries_granted = self._budget_used = 0
+        self._retries.start_over()
         self.engine_task.retries = self._task.retries
         self.engine_task.refresh_cache = True
         return run_again(self.engine_task, context, self._submitted_in)
@@ -350,7 +341,7 @@ class TaskLife:
     ) -> Decision:
         return decide(
             diagnosis,
-            policy=self._policy_of_next(),
+            policy=self._retries.policy_of_next(),
             resources=self._resources,
             pool=outcome.pool or self._places.home.pool,
             node=outcome.node,
@@ -359,66 +350,15 @@ class TaskLife:
             jitter_fraction=random.random(),
             never_started=outcome.started is None,
             gpu_memory_mb=outcome.gpu_memory_mb,
-            own_retries=self._own_retries(),
-        )
-
-    def _own_retries(self) -> OwnRetries | None:
-        allowed = self._task.retries
-        return OwnRetries(allowed=allowed, used=self._retries_granted) if allowed > 0 else None
-
-    def _policy_of_next(self) -> RetryPolicy:
-        task: Any = self._task
-        return policy_of_next(
-            self._rules.policy,
-            retries=task.retries,
-            delays_seconds=task.retry_delay_seconds,
-            granted=self._retries_granted,
+            own_retries=self._retries.own(),
         )
 
     def _cluster(self) -> Cluster:
         return places_beside(self._places.home, self._places.read_cluster())
 
     def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:
-        """The retry condition that the engine asks after a failure, with its delay set."""
-        said = self._task.retries > 0
-        failure = self._failure
-        decision = failure.decision if failure is not None else None
-        delay: Any = self._task.retry_delay_seconds
-        jitter = self._task.retry_jitter_factor
-        theirs = failure is None or (failure.of_body and said)
-        if theirs:
-            granted = said and self._retries_granted < self._task.retries
-        else:
-            granted = isinstance(decision, Retry)
-            if isinstance(decision, Retry) and not (said and delay):
-                delay, jitter = decision.delay_seconds, None
-        condition = self._task.retry_condition_fn
-        answer: Any = granted and (condition is None or condition(self._task, task_run, state))
-        if not answer:
-            # The engine says that retries are exhausted, or that there were none.
-            self.engine_task.retries = self._retries_granted
-            return False
-        if isinstance(delay, list):
-            delay = delay[min(self._retries_granted, len(delay) - 1)] if delay else 0
-        self.engine_task.timeout_seconds = None
-        self.engine_task.retry_delay_seconds = delay
-        self.engine_task.retry_jitter_factor = jitter
-        counts = theirs or (isinstance(decision, Retry) and decision.counts_as == "retry")
-        self._retries_granted += 1
-        self._budget_used += counts
-        self.engine_task.retries = self._shown_retries(counts=counts)
-        return answer
-
-    def _shown_retries(self, *, counts: bool) -> int:
-        """What the engine's log shows as the number of retries."""
-        if self._task.retries > 0:
-            return self._task.retries
-        policy = self._rules.policy
-        allowed = policy.max_retries if counts else policy.infrastructure_retries
-        if UNLIMITED in (policy.max_retries, allowed):
-            return _WITHOUT_END
-        used_apart = self._retries_granted - self._budget_used
-        return allowed + (used_apart if counts else self._budget_used)
+        """The retry condition that the engine asks after a failure."""
+        return self._retries.answer(self._failure, self.engine_task, task_run, state)
 
     # ---- what users see ----------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from prefect_heteroflow import HeteroTaskError, HeteroTaskRunner, WorkerDiedErro
 from prefect_heteroflow.cli import app
 from prefect_heteroflow.task_runner.errors import TaskNotPortableError
 from tests.support import runner_tasks, wait_until
-from tests.support.conformance_flows import refuse, succeed_at
+from tests.support.conformance_tasks import refuse, succeed_at
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here, task_runs_of
 from tests.support.workers import Api

@@ -12,7 +12,7 @@ import pytest
 from prefect import flow, task
 
 from prefect_heteroflow import HeteroTaskError, HeteroTaskRunner
-from tests.support.conformance_flows import note
+from tests.support.conformance_tasks import note
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from prefect import flow, task
 from prefect.cache_policies import INPUTS
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
-from prefect.utilities.annotations import quote
 
 from prefect_heteroflow import HeteroTaskRunner, LostResultError, requires
-from prefect_heteroflow.task_runner.lost_results import Producer, Producers, not_read
 from prefect_heteroflow.task_runner.stored_results import ResultRecordMetadata
 from tests.support import wait_until
-from tests.support.conformance_flows import note
+from tests.support.conformance_tasks import note
 from tests.support.prefect_server import PrefectServer
 from tests.support.runner_bed import flows_run_here, task_runs_of
 from tests.support.workers import Api
@@ -357,55 +352,3 @@ def test_result_that_cannot_be_loaded_is_an_error_and_is_not_made_again(tmp_path
 
     assert "is there, but cannot be loaded" in error_of(body)
     assert counted(tmp_path, "make") == 1
-
-
-# ---- what is remembered --------------------------------------------------------------------------
-
-
-def producer_of(size_bytes: int) -> Producer:
-    return Producer(task_run_id=uuid4(), size_bytes=size_bytes, run_again=lambda _: Completed())
-
-
-def test_oldest_arguments_are_forgotten_when_they_are_too_much() -> None:
-    """What is remembered has a cap."""
-    producers = Producers(most_bytes=100)
-    old, new = producer_of(60), producer_of(60)
-    producers.remember(old)
-    producers.remember(new)
-    assert producers.find(old.task_run_id) is None
-    assert producers.find(new.task_run_id) is new
-
-
-def test_arguments_beyond_the_cap_are_not_remembered() -> None:
-    """Nor do they push out anything for good."""
-    producers = Producers(most_bytes=100)
-    large = producer_of(101)
-    producers.remember(large)
-    assert producers.find(large.task_run_id) is None
-    small = producer_of(1)
-    producers.remember(small)
-    assert producers.find(small.task_run_id) is small
-
-
-def stored_state() -> State[Any]:
-    metadata = ResultRecordMetadata(storage_key="a", serializer={"type": "pickle"})
-    return Completed(data=metadata)
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda it: it, lambda it: [it], lambda it: {"a": (1, it)}, lambda it: [[1], {2: [it]}]],
-    ids=["plain", "list", "dict", "deep"],
-)
-def test_states_are_found_wherever_the_engine_would_find_them(wrap: Callable[[Any], Any]) -> None:
-    given = wrap(stored_state())
-    assert repr(not_read(given)) != repr(given)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [quote(stored_state()), Completed(data=1), [1, "two", None], threading.Lock(), {"a": [b"c"]}],
-    ids=["quoted", "in-memory", "list", "object", "dict"],
-)
-def test_what_needs_no_reading_stays_the_same_object(value: Any) -> None:
-    assert not_read(value) is value

@@ -1,0 +1,77 @@
+"""The attempt that a retry plans: its row, the job variables of its run, and when it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from prefect.client.schemas.objects import FlowRun
+
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.policy import Retry, RetryStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextAttempt:
+    """The attempt that follows at once on the same node."""
+
+    flow_run: FlowRun
+    """The run as it was scheduled again, with its new job variables."""
+    history: tuple[Attempt, ...]
+
+
+def planned_row(decision: Retry, attempt: int, *, flow_run_id: UUID | None) -> Attempt:
+    """The row of an attempt that is scheduled.
+
+    Args:
+        decision: What it is to have, and where.
+        attempt: Its number.
+        flow_run_id: Its run; `None` if that is yet to be created on another pool.
+    """
+    return Attempt(
+        attempt=attempt,
+        flow_run_id="" if flow_run_id is None else str(flow_run_id),
+        status=AttemptStatus.SCHEDULED,
+        pool=decision.place.pool,
+        node=decision.place.node,
+        memory_mb=decision.resources.memory_mb,
+        shm_mb=decision.resources.shm_mb,
+        gpu_count=decision.resources.gpu_count,
+        gpu_memory_mb=decision.resources.gpu_memory_mb,
+    )
+
+
+def next_job_variables(
+    given: Mapping[str, Any], decision: Retry, strategy: RetryStrategy, *, now: datetime
+) -> dict[str, Any]:
+    """The job variables with which the next attempt is scheduled.
+
+    Args:
+        given: Those of the run so far.
+        decision: What it is to have, and where.
+        strategy: `retry_same_node` keeps it off all nodes that the decision avoids.
+        now: From then on the preferred node has its time of grace (see `placement`).
+    """
+    resources, place = decision.resources, decision.place
+    variables: dict[str, Any] = {
+        **given,
+        "memory_mb": resources.memory_mb,
+        "gpu_count": resources.gpu_count,
+    }
+    for name in ("shm_mb", "gpu_memory_mb"):
+        value = getattr(resources, name)
+        if value is not None:
+            variables[name] = value
+    variables.pop("placement", None)
+    if place.node is not None or place.avoid_nodes or place.waits_for is not None:
+        variables["placement"] = {
+            "prefer": place.node,
+            "avoid": list(place.avoid_nodes),
+            "waits_for": place.waits_for,
+            "since": now.isoformat(),
+            "strict": strategy is RetryStrategy.RETRY_SAME_NODE,
+        }
+    return variables
