@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
+from prefect_heteroflow.attempts.orphans import planned as planned_resources
+from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.job_values import JobValues, boost_gpu_inference_memory
 from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy
 from prefect_heteroflow.core.resources import Cluster, Resources
@@ -19,8 +22,20 @@ def first_resources(
     configuration: RetryConfiguration,
     values: JobValues,
     logger: logging.Logger | logging.LoggerAdapter[Any],
+    planned: Attempt | None = None,
 ) -> Resources:
-    """What the run asks for, and more where an inference server said nothing of memory."""
+    """What the run asks for, and more where an inference server said nothing of memory.
+
+    Args:
+        configuration: Of the run.
+        values: What it says.
+        logger: Of the run.
+        planned: The row of a planned retry. Its resources travel in the data of the run's state,
+            which is lost where the server puts another one in its place (no slot of a concurrency
+            limit); the attempt gets no less than was planned.
+    """
+    if planned is not None:
+        values = dataclasses.replace(values, resources=_no_less(values.resources, planned))
     boosted = boost_gpu_inference_memory(
         getattr(configuration, "image", None),
         values.resources,
@@ -35,6 +50,14 @@ def first_resources(
         boosted.memory_mb,
     )
     return boosted
+
+
+def _no_less(resources: Resources, planned: Attempt) -> Resources:
+    grown = {
+        name: max(value, getattr(resources, name) or 0)
+        for name, value in planned_resources(planned).items()
+    }
+    return dataclasses.replace(resources, **grown)
 
 
 async def find_place(

@@ -165,7 +165,7 @@ async def approve_resumed(
     hold = approval.hold_of(flow_run)
     if hold is not None and hold.released:
         await approval.write_hold(client, flow_run, None)
-    if hold is None or not approval.was_resumed(flow_run):
+    if hold is None or not await approval.was_resumed(client, flow_run):
         return False
     await note_approval(client, hold.keys, holder=hold.holder, policy=policy, now=now)
     await approval.write_hold(client, flow_run, None)

@@ -35,7 +35,7 @@ from prefect_heteroflow.attempts.preparing import (
 from prefect_heteroflow.attempts.remains import discard, read_progress, read_report
 from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
 from prefect_heteroflow.attempts.settling import AttemptSettling
-from prefect_heteroflow.attempts.standing import read_standing
+from prefect_heteroflow.attempts.standing import read_standing, split_planned
 from prefect_heteroflow.attempts.starting import (
     say_command_runs,
     start_unless_cancelled,
@@ -245,13 +245,13 @@ class AttemptLife:
         if isinstance(standing, str):
             await transitions.escalate(self._client, self.flow_run.id, standing)
             return False
-        self._history = standing
-        for doubt in self._configuration.doubts if not standing else ():
+        self._history, planned = split_planned(standing)
+        for doubt in self._configuration.doubts if not self._history else ():
             self._logger.warning("%s", doubt)  # once, with the first attempt
         self._row = self._new_row(self._history[-1].attempt + 1 if self._history else 1)
-        return await self._accept_values()
+        return await self._accept_values(planned)
 
-    async def _accept_values(self) -> bool:
+    async def _accept_values(self, planned: Attempt | None = None) -> bool:
         configuration = self._configuration
         try:
             if configuration.refusal is not None:
@@ -261,7 +261,7 @@ class AttemptLife:
         except JobValueError as error:
             await self._refuse(error.failure, "job-variables", str(error))
             return False
-        self._resources = first_resources(configuration, self._values, self._logger)
+        self._resources = first_resources(configuration, self._values, self._logger, planned)
         self._row = with_resources(self._row, self._resources)
         return await self._accept_place()
 

@@ -29,8 +29,9 @@ async def read_standing(
     *,
     is_overtaken: Callable[[], Awaitable[bool]],
 ) -> tuple[Attempt, ...] | str | None:
-    """The earlier attempts of the task, or why this run must not be started.
+    """The attempts of the task, or why this run must not be started.
 
+    The last one may be this very attempt as it was planned (`split_planned`).
     The second is so when somebody pressed Resume on a front run whose attempt is under way on
     another pool. `None` if the run is not this worker's any more.
 
@@ -55,8 +56,6 @@ async def read_standing(
             f"Attempt {last.attempt} of this run is {last.status.value} on pool {last.pool}; the"
             " run ends with it. Resume does nothing here: cancel the run to end it."
         )
-    if last.status is AttemptStatus.SCHEDULED:
-        return history[:-1]  # it is this very attempt that was planned
     if last.status is AttemptStatus.RUNNING:
         # Somebody scheduled the run again although nobody saw this attempt end.
         lost = dataclasses.replace(
@@ -70,6 +69,13 @@ async def read_standing(
         await write_attempts(client, task_id, [lost], summary=False)
         return (*history[:-1], lost)
     return history
+
+
+def split_planned(history: tuple[Attempt, ...]) -> tuple[tuple[Attempt, ...], Attempt | None]:
+    """The earlier attempts, and the row of the one that is to be started, if it was planned."""
+    if history and history[-1].status is AttemptStatus.SCHEDULED:
+        return history[:-1], history[-1]
+    return history, None
 
 
 async def _held_run_of(client: PrefectClient, row: Attempt) -> FlowRun | None:

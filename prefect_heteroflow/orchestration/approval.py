@@ -136,11 +136,24 @@ def is_held(flow_run: FlowRun) -> bool:
     return flow_run.state is not None and flow_run.state.name == AWAITING_APPROVAL
 
 
-def was_resumed(flow_run: FlowRun) -> bool:
-    """A held run that a person let go on and that no worker has started yet."""
+async def was_resumed(client: PrefectClient, flow_run: FlowRun) -> bool:
+    """A held run that a person let go on and that no worker has started yet.
+
+    Since Resume it may have waited for a slot of a concurrency limit, or been given back.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
     state, hold = flow_run.state, hold_of(flow_run)
-    is_resumed = state is not None and state.name == RESUMING
-    return is_resumed and hold is not None and not hold.released
+    if hold is None or hold.released or state is None or is_held(flow_run):
+        return False
+    if state.name == RESUMING:
+        return True
+    states = await client.read_flow_run_states(flow_run.id)
+    names = [it.name for it in sorted(states, key=lambda it: it.timestamp)]
+    if AWAITING_APPROVAL in names:
+        names = names[len(names) - names[::-1].index(AWAITING_APPROVAL) :]
+    return RESUMING in names
 
 
 def hold_of(flow_run: FlowRun) -> Hold | None:

@@ -364,6 +364,21 @@ async def test_worker_whose_breakers_are_off_releases_the_runs_of_its_own_pool_o
     assert run.id in {it.id for it in released}
 
 
+async def test_run_that_waits_for_a_slot_after_resume_counts_as_approved_by_a_person(
+    api: Api, client: PrefectClient, deployment: str, key: str
+) -> None:
+    """The server puts a state of its own in the place of `Resuming`."""
+    await opened(client, key)
+    run, _ = await held_run(api, client, deployment, key)
+    assert await approval.approve_run(client, run)
+    waits = {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}
+    api.post(f"/flow_runs/{run.id}/set_state", {"state": waits, "force": True})
+    waiting = await client.read_flow_run(run.id)
+    assert await approve_resumed(client, waiting, policy=POLICY, now=utc_now())
+    answer = await admit_retry(client, [key], holder="next", policy=POLICY, now=utc_now())
+    assert isinstance(answer, Held)
+
+
 async def test_run_that_a_person_resumed_is_the_trial_of_its_breaker(
     api: Api, client: PrefectClient, deployment: str, key: str
 ) -> None:

@@ -80,6 +80,19 @@ def test_gpu_oom_goes_straight_to_the_smallest_pool_that_holds_it(
     assert final_names(api, run) == ["Completed"]
 
 
+def test_grown_memory_outlasts_a_state_that_does_not_carry_it(
+    api: Api, nodes: dict[str, Worker]
+) -> None:
+    """The server puts one of its own in place of the retry's when a concurrency limit is full."""
+    run = api.submit(deploy(api, "host_oom", memory_mb=200, retry_delay=20), {"need_mb": 250})
+    api.wait_state(run, "AwaitingRetry")
+    api.patch(f"/flow_runs/{run}", {"job_variables": {}})  # as if it had not been shown
+    waits = {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}
+    api.post(f"/flow_runs/{run}/set_state", {"state": waits, "force": True})
+    assert api.wait_end(run).name == "Completed"
+    assert [row["memory_mb"] for row in api.rows(run)] == [200, 400]
+
+
 def test_attempt_on_another_pool_is_a_subflow_run_of_the_front_run(
     api: Api, nodes: dict[str, Worker]
 ) -> None:
