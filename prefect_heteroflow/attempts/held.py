@@ -202,14 +202,18 @@ async def close_refused(
             continue
         # Whoever let it go just before had made it the trial.
         await note_outcome(client, holder=hold.holder, verdict=Verdict.NONE, now=now)
-        said = _REFUSED_LATE if hold.released else _REFUSED
+        said = _why(run) or (_REFUSED_LATE if hold.released else _REFUSED)
         await close_cancelled(client, task_id, said, run.id)
         await approval.write_hold(client, run, None)
         refused.append(run)
     for task_id, history in (await read_many_attempts(client, others)).items():
         if history[-1].status is AttemptStatus.SCHEDULED:
             run = others[task_id]
-            said = (run.state.message if run.state is not None else None) or _REFUSED_LATE
-            await close_cancelled(client, task_id, said, run.id)
+            await close_cancelled(client, task_id, _why(run) or _REFUSED_LATE, run.id)
             refused.append(run)
     return refused
+
+
+def _why(run: FlowRun) -> str | None:
+    """What the server says where it cancelled the run itself; a person's cancel has no message."""
+    return run.state.message if run.state is not None else None

@@ -136,11 +136,10 @@ class Upkeep:
         client = self._worker.client
         run = await client.read_flow_run(flow_run_id)
         if transitions.is_attempt_run(run) and run.id not in self._worker.lives:
-            await close_cancelled(
-                client,
-                transitions.task_id_of(run),
-                f"Its attempt on pool {run.work_pool_name} was cancelled by a user.",
-            )
+            said = run.state.message if run.state is not None else None
+            where = "" if run.work_pool_name is None else f" on pool {run.work_pool_name}"
+            how = f"was cancelled: {said}" if said else "was cancelled by a user."
+            await close_cancelled(client, transitions.task_id_of(run), f"Its attempt{where} {how}")
 
     async def _hear_xids(self) -> None:
         node = self._worker.node

@@ -30,12 +30,12 @@ nodes_app = typer.Typer(
     help="Show the nodes, keep one out of use, or forget it.", no_args_is_help=False
 )
 node_app = typer.Typer(
-    help="Keep one node out of use, use it again, or forget it.", no_args_is_help=True
+    help="Show the nodes, keep one out of use, use it again, or forget it.", no_args_is_help=True
 )
 
 
 def register(app: typer.Typer) -> None:
-    """Add `nodes` and `node` to the app, each with `cordon`, `uncordon` and `forget`."""
+    """Add `nodes` (which is `node ls`) and `node`, each with `cordon`, `uncordon` and `forget`."""
     app.add_typer(nodes_app, name="nodes")
     app.add_typer(node_app, name="node")
 
@@ -49,8 +49,22 @@ def nodes(
     ] = False,
 ) -> None:
     """Show every node: pool, memory, GPUs, when it was last heard of, cordon, last error."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _show_nodes(as_json=as_json)
+
+
+@node_app.command("ls")
+@api_errors()
+def node_ls(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")
+    ] = False,
+) -> None:
+    """Show every node, as `heteroflow nodes` does."""
+    _show_nodes(as_json=as_json)
+
+
+def _show_nodes(*, as_json: bool) -> None:
     registry = load_registry()
     if as_json:
         typer.echo(json.dumps({"nodes": [_node_report(it) for it in registry.nodes]}))

@@ -113,6 +113,15 @@ def test_nodes_json_has_every_field(api: PrefectServer) -> None:
     assert node["docker"] is True
 
 
+def test_node_ls_shows_what_nodes_shows(api: PrefectServer) -> None:
+    """As `pool ls` and `breaker ls`."""
+    listed = [
+        [each["name"] for each in json.loads(run_command(*words, "--json").stdout)["nodes"]]
+        for words in (["nodes"], ["node", "ls"])
+    ]
+    assert listed[0] == listed[1] != []
+
+
 def test_cordon_of_an_unknown_node_is_refused(api: PrefectServer) -> None:
     """With a list of those that there are."""
     result = run_command("nodes", "cordon", "no-such-node")
