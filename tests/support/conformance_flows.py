@@ -40,6 +40,20 @@ def refuse(text: str) -> None:
     raise ValueError(text)
 
 
+@task
+def refuse_plainly(text: str) -> None:
+    raise Exception(text)
+
+
+def names_a_plain_exception(task: Any, task_run: Any, state: Any) -> bool:
+    return type(state.data).__name__ == "Exception" and str(state.data) == "text"
+
+
+@task
+def told(error: Any) -> tuple[str, str, bool]:
+    return type(error).__name__, str(error), isinstance(error, Exception)
+
+
 @task(retries=2)
 def succeed_at(folder: str, attempt: int) -> int:
     seen = note(folder, "body")
@@ -312,6 +326,13 @@ def case_values(folder: str) -> Any:
 def case_exception(folder: str) -> Any:
     future = refuse.submit("bad value")
     return error_of(future), states(future)
+
+
+def case_plain_exception(folder: str) -> Any:
+    """Its class is a base of ours."""
+    options: Any = {"retries": 1, "retry_condition_fn": names_a_plain_exception}
+    future = refuse_plainly.with_options(**options).submit("text")
+    return error_of(future), states(future), told.submit(allow_failure(future)).result()
 
 
 def case_retried_until_it_succeeds(folder: str) -> Any:

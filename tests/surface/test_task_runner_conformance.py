@@ -34,6 +34,7 @@ RUNS = {
     "hooks_see_the_task": 2,
     "map": 3,
     "nested": 5,
+    "plain_exception": 2,
     "returned_states": 3,
     "rollback": 2,
     "timeout": 3,
