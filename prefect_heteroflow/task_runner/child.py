@@ -23,6 +23,7 @@ from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.bodies_sent import load_body
 from prefect_heteroflow.task_runner.causes import with_causes
 from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes
 from prefect_heteroflow.task_runner.frames import (
@@ -257,19 +258,6 @@ class _Runner:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def load_body(data: bytes) -> Task[..., Any]:
-    """The task whose body is to run: by its place in a module, or pickled by value."""
-    kind, *rest = pickle.loads(data)
-    if kind == "value":
-        task: Task[..., Any] = pickle.loads(rest[0])
-        return task
-    module, qualified_name = rest
-    found: Any = import_module(module)
-    for name in qualified_name.split("."):
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]
 
 
 def set_environment(call: Call) -> None:

@@ -19,6 +19,7 @@ from prefect_heteroflow.core.failures import Evidence
 from prefect_heteroflow.core.local_capacity import Wish
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
+from prefect_heteroflow.task_runner.bodies_sent import pack_body
 from prefect_heteroflow.task_runner.children import (
     Child,
     Children,
@@ -29,12 +30,9 @@ from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
 from prefect_heteroflow.task_runner.flow_interpreter import arguments
 from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
-from prefect_heteroflow.task_runner.modules_by_value import can_import
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
 if TYPE_CHECKING:
-    from prefect import Task
-
     from prefect_heteroflow.core.resources import Node
 
 GPU_MAX_CALLS = 1
@@ -43,10 +41,6 @@ _FOREIGN = (
     "the body wrote into the file descriptor through which its child process answers; a body must"
     " not write to descriptors that it did not open"
 )
-
-
-class BodyNotPortable(Exception):
-    """The body of a task cannot be sent to another process; it has to run at home."""
 
 
 class LocalAttempts:
@@ -340,34 +334,3 @@ def _packed(call: TaskCall) -> _Packed:
     except Exception as error:  # pickling runs the arguments' own code
         text = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
         raise _NotPickled(text) from error
-
-
-def pack_body(task: Task[..., Any]) -> bytes:
-    """How a child gets the task: by its place in a module where it can import that, else by value.
-
-    Raises:
-        BodyNotPortable: Neither works; says why.
-    """
-    place = _place_of(task)
-    if place is not None:
-        return pickle.dumps(("place", *place))
-    try:
-        return contexts.pack_value(task)
-    except Exception as error:
-        raise BodyNotPortable(f"{type(error).__name__}: {error}") from error
-
-
-def _place_of(task: Task[..., Any]) -> tuple[str, str] | None:
-    module_name = getattr(task.fn, "__module__", None)
-    qualified_name = getattr(task.fn, "__qualname__", None)
-    if not module_name or not qualified_name or "<" in qualified_name:
-        return None
-    module = sys.modules.get(module_name)
-    if module is None or not can_import(module_name, getattr(module, "__file__", None)):
-        return None
-    found: Any = module
-    for name in qualified_name.split("."):
-        found = getattr(found, name, None)
-    if getattr(found, "fn", None) is not task.fn:
-        return None
-    return module_name, qualified_name

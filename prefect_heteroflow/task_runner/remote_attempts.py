@@ -29,7 +29,7 @@ from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.orchestration.insisting import is_passing
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
-from prefect_heteroflow.task_runner.local_attempts import pack_body
+from prefect_heteroflow.task_runner.bodies_sent import pack_body
 from prefect_heteroflow.task_runner.remote_body import RemoteCall
 from prefect_heteroflow.task_runner.remote_runs import (
     cancel_run,

@@ -14,7 +14,8 @@ from prefect.client.orchestration import get_client
 
 from prefect_heteroflow.orchestration.task_bodies import FLOW_NAME
 from prefect_heteroflow.task_runner import contexts
-from prefect_heteroflow.task_runner.child import load_body, raised_reply, value_of_body, value_reply
+from prefect_heteroflow.task_runner.bodies_sent import load_body
+from prefect_heteroflow.task_runner.child import raised_reply, value_of_body, value_reply
 from prefect_heteroflow.task_runner.sealed_storage import storage_at
 
 DEPLOYMENT_NAME = "heteroflow-task-body"

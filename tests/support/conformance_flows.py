@@ -219,6 +219,14 @@ def who_am_i() -> tuple[str, str, list[str], dict[str, Any], bool]:
     )
 
 
+@task
+def options_seen() -> tuple[Any, ...]:
+    context = TaskRunContext.get()
+    assert context is not None
+    seen = context.task
+    return seen.name, seen.retries, sorted(seen.tags), runtime.task_run.task_name, seen.description
+
+
 @task(log_prints=True)
 def speak(text: str) -> None:
     print(f"printed {text}")
@@ -480,6 +488,13 @@ def case_runtime(folder: str) -> Any:
 
 def case_logs(folder: str) -> Any:
     return states(speak.submit("hello"))
+
+
+def case_changed_options(folder: str) -> Any:
+    """The same body as tasks that differ, one after the other."""
+    options: list[Any] = [{"name": "changed", "retries": 2, "tags": ["more"]}, {}, {"name": "last"}]
+    found = [options_seen.with_options(**each).submit().result() for each in options]
+    return found, options_seen.submit().result()
 
 
 def case_artifact(folder: str) -> Any:

@@ -28,6 +28,7 @@ RUNS = {
     "cached_by_inputs": 3,
     "cached_by_source": 3,
     "cached_callables": 12,
+    "changed_options": 4,
     "closure": 2,
     "dependencies": 3,
     "hooks": 2,
