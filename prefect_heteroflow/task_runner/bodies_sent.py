@@ -6,10 +6,11 @@ import copy
 import pickle
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.modules_by_value import can_import
+from prefect_heteroflow.task_runner.pickles import to_pickle
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -21,14 +22,22 @@ class BodyNotPortable(Exception):
     """The body of a task cannot be sent to another process; it has to run at home."""
 
 
-def pack_body(task: Task[..., Any]) -> bytes:
+class Body(NamedTuple):
+    """A body as it is sent."""
+
+    data: bytes
+    is_by_value: bool
+
+
+def pack_body(task: Task[..., Any]) -> Body:
     """How a child gets the task: by its place in a module where it can import that, else by value.
 
     Raises:
         BodyNotPortable: Neither works; says why.
     """
     try:
-        return _by_place(task) or contexts.pack_value(task)
+        place = _by_place(task)
+        return Body(place or contexts.pack_value(task), place is None)
     except Exception as error:
         raise BodyNotPortable(f"{type(error).__name__}: {error}") from error
 
@@ -66,7 +75,7 @@ def _by_place(task: Task[..., Any]) -> bytes | None:
         return None
     # `with_options` gives another task with the same body.
     changes = _changes(task, found)
-    rest = (contexts.to_pickle(changes),) if changes else ()
+    rest = (to_pickle(changes),) if changes else ()
     return pickle.dumps(("place", module_name, qualified_name, *rest))
 
 

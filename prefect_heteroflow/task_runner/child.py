@@ -35,6 +35,7 @@ from prefect_heteroflow.task_runner.frames import (
     to_bytes,
 )
 from prefect_heteroflow.task_runner.modules_by_value import marks_by_value
+from prefect_heteroflow.task_runner.pickles import to_pickle
 from prefect_heteroflow.task_runner.script_names import offered
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class _Runner:
         part = None if call.flow_key is None else _noted(self._flows, call.flow_key, call.flow)
         task: Task[..., Any] = body.loaded(load_body)
         flow: contexts.FlowPart | None = None if part is None else part.loaded(pickle.loads)
-        return task, flow, pickle.loads(call.run)
+        return task, flow, contexts.load_run(call.run, task)
 
     def _call_body(self, task: Task[..., Any], parameters: dict[str, Any]) -> Any:
         with self._channel.body_runs():
@@ -281,7 +282,7 @@ def _folder() -> str | None:
 def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:
     """The reply of a body that returned."""
     try:
-        return Reply(kind="returned", value=contexts.to_pickle(value), assets=assets)
+        return Reply(kind="returned", value=to_pickle(value), assets=assets)
     except BaseException as error:
         return Reply(
             kind="unportable",

@@ -6,8 +6,8 @@ import pickle
 from contextlib import suppress
 from typing import Any
 
-from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.exception_parts import Parts, built, parts_of, slots_of
+from prefect_heteroflow.task_runner.pickles import to_pickle
 
 _LEFT_OUT = "_heteroflow_left_out"
 
@@ -22,12 +22,12 @@ def exception_bytes(error: BaseException) -> bytes:
         Exception: It cannot be sent at all, for its class cannot.
     """
     with suppress(Exception):
-        data = contexts.to_pickle(error)
+        data = to_pickle(error)
         if _is_same(pickle.loads(data), error):
             return data
     left_out: list[str] = []
     whole = _InParts(error, left_out, ())
-    data = contexts.to_pickle(whole)
+    data = to_pickle(whole)
     pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
     return data
 
@@ -93,14 +93,14 @@ class _InParts:
         """The value, or what is pickled in its place; raises if that is nothing."""
         if isinstance(value, BaseException):
             with suppress(Exception):
-                if _is_same(pickle.loads(contexts.to_pickle(value)), value):
+                if _is_same(pickle.loads(to_pickle(value)), value):
                     return value
             if any(value is outer for outer in self._within):
                 raise ValueError("the exception refers to itself")
             return _InParts(value, self._left_out, self._within)
         if type(value) in (list, tuple) and any(isinstance(one, BaseException) for one in value):
             return type(value)(self._portable(one) for one in value)
-        pickle.loads(contexts.to_pickle(value))
+        pickle.loads(to_pickle(value))
         return value
 
 

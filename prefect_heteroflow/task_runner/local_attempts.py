@@ -330,7 +330,8 @@ class _NotPickled(Exception):
 def _packed(call: TaskCall) -> _Packed:
     body = pack_body(call.task)
     try:
-        return _Packed(body, contexts.pack_run(call.context))
+        run = contexts.pack_run(call.context, defaults_are_sent=body.is_by_value)
+        return _Packed(body.data, run)
     except Exception as error:  # pickling runs the arguments' own code
         text = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
         raise _NotPickled(text) from error

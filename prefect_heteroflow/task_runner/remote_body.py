@@ -57,7 +57,7 @@ def task_body(call_key: str, reply_key: str, storage: dict[str, str], seal: str)
     os.environ.update(call.variables)
     task = load_body(call.body)
     flow_part = None if call.flow is None else pickle.loads(call.flow)
-    run: contexts.RunPart = pickle.loads(call.run)
+    run = contexts.load_run(call.run, task)
     assets: dict[str, dict[str, Any]] = {}
     try:
         with (

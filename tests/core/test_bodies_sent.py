@@ -13,7 +13,7 @@ from tests.support.runner_tasks import square
 
 
 def sent(task: Any) -> Any:
-    return load_body(pack_body(task))
+    return load_body(pack_body(task).data)
 
 
 def test_task_of_a_module_is_found_there() -> None:
@@ -30,7 +30,7 @@ def test_task_with_other_options_arrives_with_them() -> None:
 def test_only_what_differs_is_sent() -> None:
     """A copy that changes nothing costs no more than the task itself."""
     assert pack_body(square.with_options()) == pack_body(square)
-    changes = pickle.loads(pickle.loads(pack_body(square.with_options(retries=3)))[3])
+    changes = pickle.loads(pickle.loads(pack_body(square.with_options(retries=3)).data)[3])
     assert set(changes) == {"retries"}
 
 

@@ -227,6 +227,15 @@ def options_seen() -> tuple[Any, ...]:
     return seen.name, seen.retries, sorted(seen.tags), runtime.task_run.task_name, seen.description
 
 
+MISSING = object()
+
+
+@task
+def given(left: int, right: Any = MISSING, *, mode: str = "fast") -> tuple[bool, dict[str, Any]]:
+    seen = runtime.task_run.parameters
+    return right is MISSING, {**seen, "right": type(seen["right"]).__name__}
+
+
 @task(log_prints=True)
 def speak(text: str) -> None:
     print(f"printed {text}")
@@ -370,6 +379,18 @@ def case_async(folder: str) -> Any:
 
 def case_map(folder: str) -> Any:
     return add.map([1, 2, 3], unmapped(10)).result()
+
+
+def case_default_arguments(folder: str) -> Any:
+    """Those of a task of a module, and of one that is sent by value."""
+    missing = object()
+
+    @task
+    def is_missing(value: Any = missing) -> bool:
+        return value is missing
+
+    futures = given.submit(1), given.submit(1, 2, mode="slow"), is_missing.submit()
+    return [future.result() for future in futures], is_missing.submit(3).result()
 
 
 def case_dependencies(folder: str) -> Any:

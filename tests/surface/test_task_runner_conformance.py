@@ -30,6 +30,7 @@ RUNS = {
     "cached_callables": 12,
     "changed_options": 4,
     "closure": 2,
+    "default_arguments": 4,
     "dependencies": 3,
     "hooks": 2,
     "hooks_see_the_task": 2,
