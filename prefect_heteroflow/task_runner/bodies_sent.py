@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,15 +30,19 @@ class Body(NamedTuple):
     is_by_value: bool
 
 
-def pack_body(task: Task[..., Any]) -> Body:
+def pack_body(task: Task[..., Any], *, to_bytes: Callable[[Any], bytes] = to_pickle) -> Body:
     """How a child gets the task: by its place in a module where it can import that, else by value.
+
+    Args:
+        task: The task.
+        to_bytes: Pickles what is sent by value.
 
     Raises:
         BodyNotPortable: Neither works; says why.
     """
     try:
         place = _by_place(task)
-        return Body(place or contexts.pack_value(task), place is None)
+        return Body(place or contexts.pack_value(task, to_bytes=to_bytes), place is None)
     except Exception as error:
         raise BodyNotPortable(f"{type(error).__name__}: {error}") from error
 

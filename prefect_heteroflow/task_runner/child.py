@@ -228,6 +228,7 @@ class _Runner:
                 kind="unportable",
                 text=f"what was sent cannot be loaded in the child process: {_words(error)}",
                 info=exception_info(error),
+                has_begun=False,
             )
         set_environment(call)
         assets: dict[str, dict[str, Any]] = {}

@@ -45,6 +45,8 @@ class Child:
     cancelled: bool = False
     unusable: bool = False
     """It must not run another body."""
+    has_begun: bool = False
+    """The body of the newest call may have run."""
     bodies: PartsSent[bool] = field(default_factory=PartsSent)
     flows: PartsSent[bool] = field(default_factory=PartsSent)
 

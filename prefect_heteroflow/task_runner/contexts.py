@@ -19,6 +19,7 @@ from prefect.logging.loggers import patch_print
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from prefect_heteroflow.task_runner.default_arguments import defaults_in, with_own_defaults
+from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.pickles import to_pickle
 
 if TYPE_CHECKING:
@@ -96,18 +97,25 @@ def pack_flow(context: FlowRunContext) -> bytes:
         persist_result=context.persist_result,
     )
     try:
-        return to_pickle(part)
+        # Where an exception in it could not be loaded, no task of the flow could run.
+        return WithExceptions()(part)
     except Exception:  # a parameter of the flow that lives in its process only
         part.parameters = None
         return to_pickle(part)
 
 
-def pack_run(context: TaskRunContext, *, defaults_are_sent: bool = False) -> bytes:
+def pack_run(
+    context: TaskRunContext,
+    *,
+    defaults_are_sent: bool = False,
+    to_bytes: Callable[[Any], bytes] = to_pickle,
+) -> bytes:
     """The task run's part as bytes.
 
     Args:
         context: Of the task run.
         defaults_are_sent: The defaults of the signature go with the body itself.
+        to_bytes: Pickles it.
 
     Raises:
         Exception: Some parameter cannot be pickled; of whatever type pickle or the value raises.
@@ -126,13 +134,13 @@ def pack_run(context: TaskRunContext, *, defaults_are_sent: bool = False) -> byt
     )
     if part.defaults and not defaults_are_sent:
         try:
-            return to_pickle(part)
+            return to_bytes(part)
         except Exception:  # perhaps a default that lives in its process only, such as a lock
             pass
     part.parameters = {
         name: value for name, value in part.parameters.items() if name not in part.defaults
     }
-    return to_pickle(part)
+    return to_bytes(part)
 
 
 def load_run(data: bytes, task: Task[..., Any]) -> RunPart:
@@ -277,10 +285,10 @@ def slim(task: Task[..., Any]) -> Task[..., Any]:
     return cast("Task[..., Any]", light)
 
 
-def pack_value(task: Task[..., Any]) -> bytes:
+def pack_value(task: Task[..., Any], *, to_bytes: Callable[[Any], bytes] = to_pickle) -> bytes:
     """The task by value.
 
     Raises:
         Exception: It refers to something that cannot be pickled.
     """
-    return pickle.dumps(("value", to_pickle(slim(task))))
+    return pickle.dumps(("value", to_bytes(slim(task))))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from contextlib import suppress
 from typing import Any
 
+from prefect_heteroflow.task_runner.errors import HeteroTaskError
 from prefect_heteroflow.task_runner.exception_parts import Parts, built, parts_of, slots_of
-from prefect_heteroflow.task_runner.pickles import to_pickle
+from prefect_heteroflow.task_runner.pickles import Pickler, to_pickle
 
 _LEFT_OUT = "_heteroflow_left_out"
 
@@ -30,6 +32,44 @@ def exception_bytes(error: BaseException) -> bytes:
     data = to_pickle(whole)
     pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
     return data
+
+
+class WithExceptions:
+    """Pickles values, each exception in them as it is sent by itself.
+
+    That takes three times as long as `to_pickle`, so it is for what cannot be loaded otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.has_met_one = False
+
+    def __call__(self, value: Any) -> bytes:
+        """The value as bytes.
+
+        Raises:
+            Exception: It cannot be pickled, or some part of an exception in it cannot be.
+        """
+        with io.BytesIO() as file:
+            pickler = _ExceptionPickler(file)
+            pickler.dump(value)
+            self.has_met_one = self.has_met_one or pickler.has_met_one
+            return file.getvalue()
+
+
+class _ExceptionPickler(Pickler):
+    has_met_one = False
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, BaseException):
+            return super().reducer_override(value)
+        self.has_met_one = True
+        if isinstance(value, HeteroTaskError):  # comes in parts by itself; those are pickled here
+            return NotImplemented
+        data = exception_bytes(value)
+        missing = left_out_of(pickle.loads(data))
+        if missing:
+            raise pickle.PicklingError(f"{', '.join(missing)} cannot be pickled")
+        return pickle.loads, (data,)
 
 
 def left_out_of(error: BaseException) -> tuple[str, ...]:

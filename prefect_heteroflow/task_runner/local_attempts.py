@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from prefect_heteroflow.core.failures import Evidence
 from prefect_heteroflow.core.local_capacity import Wish
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
-from prefect_heteroflow.task_runner.bodies_sent import pack_body
+from prefect_heteroflow.task_runner.bodies_sent import BodyNotPortable, pack_body
 from prefect_heteroflow.task_runner.children import (
     Child,
     Children,
@@ -27,9 +28,11 @@ from prefect_heteroflow.task_runner.children import (
     visible_devices,
 )
 from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
+from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.flow_interpreter import arguments
 from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
+from prefect_heteroflow.task_runner.pickles import to_pickle
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
 if TYPE_CHECKING:
@@ -89,15 +92,28 @@ class LocalAttempts:
                     text=f"no child process could be started: {error}",
                     evidence=Evidence(phase="start", engine_error=str(error)),
                 )
-            return self._run_in(child, call, packed)
+            return self._run_there(child, call, packed)
 
     def expect_no_more(self, number: int) -> None:
         """The task with that number does not come here, or has ended."""
         self._children.expect_no_more(number)
 
+    def _run_there(self, child: Child, call: TaskCall, packed: _Packed) -> TaskOutcome:
+        outcome = self._run_in(child, call, packed)
+        if outcome.kind != "unportable" or child.has_begun:
+            return outcome
+        to_bytes = WithExceptions()
+        try:
+            packed = _packed(call, to_bytes)
+        except (_NotPickled, BodyNotPortable):
+            return outcome
+        # Python pickles exceptions that it cannot build anew; for other reasons it is in vain.
+        return self._run_in(child, call, packed) if to_bytes.has_met_one else outcome
+
     def _run_in(self, child: Child, call: TaskCall, packed: _Packed) -> TaskOutcome:
         started = _now()
         child.calls += 1
+        child.has_begun = True
         sent_bytes = len(packed.run)
         message = self._message(child, call, packed)
         packed.body = packed.run = b""
@@ -120,6 +136,8 @@ class LocalAttempts:
             raise
         if reply is None:
             child.unusable = True
+        else:
+            child.has_begun = reply.has_begun
         ended = self._ended(child, call, reply, started=started, timed_out=timed_out)
         if reply is None:
             inner.end("The child process in which it ran has ended.")
@@ -327,10 +345,10 @@ class _NotPickled(Exception):
     """The arguments cannot be pickled; the text says why."""
 
 
-def _packed(call: TaskCall) -> _Packed:
-    body = pack_body(call.task)
+def _packed(call: TaskCall, to_bytes: Callable[[Any], bytes] = to_pickle) -> _Packed:
+    body = pack_body(call.task, to_bytes=to_bytes)
     try:
-        run = contexts.pack_run(call.context, defaults_are_sent=body.is_by_value)
+        run = contexts.pack_run(call.context, defaults_are_sent=body.is_by_value, to_bytes=to_bytes)
         return _Packed(body.data, run)
     except Exception as error:  # pickling runs the arguments' own code
         text = f"its arguments cannot be pickled: {type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ def to_pickle(value: Any) -> bytes:
         if data is not None:
             return data
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        Pickler(file).dump(value)
         return file.getvalue()
 
 
@@ -54,7 +54,7 @@ _Cloudpickle: Any = cloudpickle.Pickler
 _NO_FILE = "<dynamic-code>"
 
 
-class _Pickler(_Cloudpickle):  # type: ignore[misc]
+class Pickler(_Cloudpickle):  # type: ignore[misc]
     """Keeps the file of code, which cloudpickle leaves out, so that tracebacks show its lines."""
 
     dispatch_table: ClassVar[Any] = ChainMap(

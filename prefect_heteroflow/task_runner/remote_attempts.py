@@ -30,6 +30,7 @@ from prefect_heteroflow.orchestration.insisting import is_passing
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
 from prefect_heteroflow.task_runner.bodies_sent import Body, pack_body
+from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.remote_body import RemoteCall
 from prefect_heteroflow.task_runner.remote_runs import (
     cancel_run,
@@ -225,7 +226,9 @@ def _packed(call: TaskCall) -> bytes:
             RemoteCall(
                 body=body.data,
                 flow=None if call.flow_context is None else contexts.pack_flow(call.flow_context),
-                run=contexts.pack_run(call.context, defaults_are_sent=body.is_by_value),
+                run=contexts.pack_run(
+                    call.context, defaults_are_sent=body.is_by_value, to_bytes=WithExceptions()
+                ),
                 folder=_folder(),
                 paths=tuple(path for path in sys.path if os.path.isabs(path)),
                 variables=variables,
@@ -247,7 +250,7 @@ def pack_for_elsewhere(task: Task[..., Any]) -> Body:
         BodyNotPortable: It refers to something that cannot be pickled.
     """
     try:
-        return Body(contexts.pack_value(task), is_by_value=True)
+        return Body(contexts.pack_value(task, to_bytes=WithExceptions()), is_by_value=True)
     except Exception:
         return pack_body(task)  # by its place, if it has one; the module has to be there then
 

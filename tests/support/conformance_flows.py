@@ -54,6 +54,20 @@ def told(error: Any) -> tuple[str, str, bool]:
     return type(error).__name__, str(error), isinstance(error, Exception)
 
 
+class KeywordError(Exception):
+    """Pickle cannot build it anew."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+@task
+def code_of(errors: list[Any]) -> int:
+    (error,) = errors
+    return int(error.code)
+
+
 @task(retries=2)
 def succeed_at(folder: str, attempt: int) -> int:
     seen = note(folder, "body")
@@ -350,6 +364,17 @@ def case_plain_exception(folder: str) -> Any:
     options: Any = {"retries": 1, "retry_condition_fn": names_a_plain_exception}
     future = refuse_plainly.with_options(**options).submit("text")
     return error_of(future), states(future), told.submit(allow_failure(future)).result()
+
+
+def case_exceptions_in_arguments(folder: str) -> Any:
+    """Of a task of a module, and in the closure of one that is sent by value."""
+    caught = KeywordError(code=5)
+
+    @task
+    def code_of_caught() -> int:
+        return caught.code
+
+    return code_of.submit([KeywordError(code=4)]).result(), code_of_caught.submit().result()
 
 
 def case_retried_until_it_succeeds(folder: str) -> Any:

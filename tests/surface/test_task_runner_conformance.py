@@ -32,6 +32,7 @@ RUNS = {
     "closure": 2,
     "default_arguments": 4,
     "dependencies": 3,
+    "exceptions_in_arguments": 2,
     "hooks": 2,
     "hooks_see_the_task": 2,
     "map": 3,
