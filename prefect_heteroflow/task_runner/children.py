@@ -257,6 +257,15 @@ class Children:
         child.oom_kills = child.limit.oom_kill_count() or 0
         return child
 
+    def drop(self, turn: Turn) -> None:
+        """Let its child go, which died before the body began; `take` gives another one."""
+        child = turn.child
+        assert child is not None
+        child.retire()
+        with self._lock:
+            self._busy[turn] = self._busy.pop(child)
+            turn.child = None
+
     def _make_room(self, gpus: tuple[Gpu, ...]) -> list[Child]:
         """Idle children that have to leave for a new one; the lock is held."""
         taken = {gpu.uuid for gpu in gpus}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pickle
@@ -25,6 +24,7 @@ from prefect_heteroflow.task_runner.children import (
     Child,
     Children,
     LeaseCancelled,
+    Turn,
     visible_devices,
 )
 from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
@@ -44,6 +44,10 @@ _FOREIGN = (
     "the body wrote into the file descriptor through which its child process answers; a body must"
     " not write to descriptors that it did not open"
 )
+
+
+class _NoChild(Exception):
+    """There is no process to be had; the text says why."""
 
 
 class LocalAttempts:
@@ -74,41 +78,50 @@ class LocalAttempts:
         max_calls = call.max_calls
         if max_calls is None and call.resources.gpu_count:
             max_calls = GPU_MAX_CALLS
-        with contextlib.ExitStack() as stack:
-            try:
-                turn = stack.enter_context(
-                    self._children.turn(wish, call.number, max_calls=max_calls)
-                )
-                # Not before: of all that wait, none holds a copy of its arguments.
-                packed = _packed(call)
-                child = self._children.take(turn, call.resources.memory_mb)
-            except _NotPickled as error:
-                return self._outcome(kind="unportable", text=str(error))
-            except LeaseCancelled:
-                return self._outcome(kind="cancelled")
-            except (ChildNotStarted, OSError) as error:
-                return self._outcome(
-                    kind="died",
-                    text=f"no child process could be started: {error}",
-                    evidence=Evidence(phase="start", engine_error=str(error)),
-                )
-            return self._run_there(child, call, packed)
+        try:
+            with self._children.turn(wish, call.number, max_calls=max_calls) as turn:
+                child, outcome = self._run_in_child_of(turn, call)
+                if outcome.kind == "died" and not child.has_begun:
+                    # It died while it was idle, or was killed by something else.
+                    self._children.drop(turn)
+                    _, outcome = self._run_in_child_of(turn, call)
+                return outcome
+        except _NotPickled as error:
+            return self._outcome(kind="unportable", text=str(error))
+        except LeaseCancelled:
+            return self._outcome(kind="cancelled")
+        except _NoChild as error:
+            return self._outcome(
+                kind="died",
+                text=f"no child process could be started: {error}",
+                evidence=Evidence(phase="start", engine_error=str(error)),
+            )
 
     def expect_no_more(self, number: int) -> None:
         """The task with that number does not come here, or has ended."""
         self._children.expect_no_more(number)
 
-    def _run_there(self, child: Child, call: TaskCall, packed: _Packed) -> TaskOutcome:
+    def _run_in_child_of(self, turn: Turn, call: TaskCall) -> tuple[Child, TaskOutcome]:
+        # Not before the turn came: of all that wait, none holds a copy of its arguments.
+        packed = _packed(call)
+        try:
+            child = self._children.take(turn, call.resources.memory_mb)
+        except (ChildNotStarted, OSError) as error:
+            raise _NoChild(str(error)) from error
         outcome = self._run_in(child, call, packed)
-        if outcome.kind != "unportable" or child.has_begun:
-            return outcome
+        if outcome.kind == "unportable" and not child.has_begun:
+            outcome = self._run_once_more(child, call) or outcome
+        return child, outcome
+
+    def _run_once_more(self, child: Child, call: TaskCall) -> TaskOutcome | None:
+        """Send a call again that the child could not load; `None` if that is in vain."""
+        # Python pickles exceptions that it cannot build anew.
         to_bytes = WithExceptions()
         try:
             packed = _packed(call, to_bytes)
         except (_NotPickled, BodyNotPortable):
-            return outcome
-        # Python pickles exceptions that it cannot build anew; for other reasons it is in vain.
-        return self._run_in(child, call, packed) if to_bytes.has_met_one else outcome
+            return None
+        return self._run_in(child, call, packed) if to_bytes.has_met_one else None
 
     def _run_in(self, child: Child, call: TaskCall, packed: _Packed) -> TaskOutcome:
         started = _now()
@@ -126,6 +139,10 @@ class LocalAttempts:
         except TimeoutError:
             timed_out = True
             stop_body(child, inner)
+        except ConnectionError:
+            # So it is only if the child left a part of the call unread; after the call it gets no
+            # more. One that dies in its body ends with EOF.
+            child.has_begun = False
         except (EOFError, OSError):
             pass
         except Exception:  # foreign bytes, where a message of ours starts or within one
