@@ -23,6 +23,7 @@ from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.bodies_sent import load_body
 from prefect_heteroflow.task_runner.causes import with_causes
 from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes
 from prefect_heteroflow.task_runner.frames import (
@@ -34,6 +35,7 @@ from prefect_heteroflow.task_runner.frames import (
     to_bytes,
 )
 from prefect_heteroflow.task_runner.modules_by_value import marks_by_value
+from prefect_heteroflow.task_runner.pickles import to_pickle
 from prefect_heteroflow.task_runner.script_names import offered
 
 if TYPE_CHECKING:
@@ -226,6 +228,7 @@ class _Runner:
                 kind="unportable",
                 text=f"what was sent cannot be loaded in the child process: {_words(error)}",
                 info=exception_info(error),
+                has_begun=False,
             )
         set_environment(call)
         assets: dict[str, dict[str, Any]] = {}
@@ -248,7 +251,7 @@ class _Runner:
         part = None if call.flow_key is None else _noted(self._flows, call.flow_key, call.flow)
         task: Task[..., Any] = body.loaded(load_body)
         flow: contexts.FlowPart | None = None if part is None else part.loaded(pickle.loads)
-        return task, flow, pickle.loads(call.run)
+        return task, flow, contexts.load_run(call.run, task)
 
     def _call_body(self, task: Task[..., Any], parameters: dict[str, Any]) -> Any:
         with self._channel.body_runs():
@@ -257,19 +260,6 @@ class _Runner:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def load_body(data: bytes) -> Task[..., Any]:
-    """The task whose body is to run: by its place in a module, or pickled by value."""
-    kind, *rest = pickle.loads(data)
-    if kind == "value":
-        task: Task[..., Any] = pickle.loads(rest[0])
-        return task
-    module, qualified_name = rest
-    found: Any = import_module(module)
-    for name in qualified_name.split("."):
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]
 
 
 def set_environment(call: Call) -> None:
@@ -293,7 +283,7 @@ def _folder() -> str | None:
 def value_reply(value: Any, assets: dict[str, dict[str, Any]]) -> Reply:
     """The reply of a body that returned."""
     try:
-        return Reply(kind="returned", value=contexts.to_pickle(value), assets=assets)
+        return Reply(kind="returned", value=to_pickle(value), assets=assets)
     except BaseException as error:
         return Reply(
             kind="unportable",

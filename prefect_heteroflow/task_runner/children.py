@@ -45,6 +45,8 @@ class Child:
     cancelled: bool = False
     unusable: bool = False
     """It must not run another body."""
+    has_begun: bool = False
+    """The body of the newest call may have run."""
     bodies: PartsSent[bool] = field(default_factory=PartsSent)
     flows: PartsSent[bool] = field(default_factory=PartsSent)
 
@@ -254,6 +256,15 @@ class Children:
             raise LeaseCancelled
         child.oom_kills = child.limit.oom_kill_count() or 0
         return child
+
+    def drop(self, turn: Turn) -> None:
+        """Let its child go, which died before the body began; `take` gives another one."""
+        child = turn.child
+        assert child is not None
+        child.retire()
+        with self._lock:
+            self._busy[turn] = self._busy.pop(child)
+            turn.child = None
 
     def _make_room(self, gpus: tuple[Gpu, ...]) -> list[Child]:
         """Idle children that have to leave for a new one; the lock is held."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
-import io
 import pickle
 from asyncio import CancelledError
-from collections import ChainMap
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import cloudpickle
 from prefect.context import AssetContext, FlowRunContext, TagsContext, TaskRunContext, tags
 from prefect.flows import Flow
 from prefect.futures import resolve_futures_to_states
@@ -22,7 +18,9 @@ from prefect.locking.memory import MemoryLockManager
 from prefect.logging.loggers import patch_print
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from prefect_heteroflow.task_runner.modules_by_value import is_users_choice, marks_by_value
+from prefect_heteroflow.task_runner.default_arguments import defaults_in, with_own_defaults
+from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
+from prefect_heteroflow.task_runner.pickles import to_pickle
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -53,59 +51,13 @@ class RunPart:
 
     task_run: TaskRun
     parameters: dict[str, Any]
+    defaults: tuple[str, ...]
+    """Parameters that have the default of their signature; some of them are not sent."""
     log_prints: bool
     persist_result: bool
     result_store: ResultStore
     tags: tuple[str, ...]
     asset_context: dict[str, Any] | None
-
-
-def to_pickle(value: Any) -> bytes:
-    """The value as cloudpickle would have it, which also knows lambdas and what `__main__` defines.
-
-    Most values need nothing of that, and then pickle alone takes half of the time. A name from
-    `__main__` stands in what it gives, and means something else in another process; one from a
-    module that only this process has means nothing there.
-    """
-    registry: Any = cloudpickle
-    marks = marks_by_value()
-    if not is_users_choice(registry.list_registry_pickle_by_value()):
-        data = _plain_pickle(value, marks)
-        if data is not None:
-            return data
-    with io.BytesIO() as file:
-        _Pickler(file).dump(value)
-        return file.getvalue()
-
-
-def _plain_pickle(value: Any, marks: tuple[bytes, ...]) -> bytes | None:
-    with suppress(Exception):
-        # The default protocol of old Pythons copies an array once more.
-        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        if not any(mark in data for mark in marks):
-            return data
-    return None
-
-
-def _code_with_file(code: CodeType) -> tuple[Any, ...]:
-    make, arguments = _Cloudpickle.dispatch_table[CodeType](code)
-    return make, tuple(
-        code.co_filename if isinstance(value, str) and value == _NO_FILE else value
-        for value in arguments
-    )
-
-
-_Cloudpickle: Any = cloudpickle.Pickler
-_NO_FILE = "<dynamic-code>"
-
-
-class _Pickler(_Cloudpickle):  # type: ignore[misc]
-    """Keeps the file of code, which cloudpickle leaves out, so that tracebacks show its lines."""
-
-    dispatch_table: ClassVar[Any] = ChainMap(
-        {CodeType: _code_with_file, MemoryLockManager: lambda _: (MemoryLockManager, ())},
-        _Cloudpickle.dispatch_table,
-    )
 
 
 class _MemoryLocks(MemoryLockManager):
@@ -145,14 +97,25 @@ def pack_flow(context: FlowRunContext) -> bytes:
         persist_result=context.persist_result,
     )
     try:
-        return to_pickle(part)
+        # Where an exception in it could not be loaded, no task of the flow could run.
+        return WithExceptions()(part)
     except Exception:  # a parameter of the flow that lives in its process only
         part.parameters = None
         return to_pickle(part)
 
 
-def pack_run(context: TaskRunContext) -> bytes:
+def pack_run(
+    context: TaskRunContext,
+    *,
+    defaults_are_sent: bool = False,
+    to_bytes: Callable[[Any], bytes] = to_pickle,
+) -> bytes:
     """The task run's part as bytes.
+
+    Args:
+        context: Of the task run.
+        defaults_are_sent: The defaults of the signature go with the body itself.
+        to_bytes: Pickles it.
 
     Raises:
         Exception: Some parameter cannot be pickled; of whatever type pickle or the value raises.
@@ -162,13 +125,34 @@ def pack_run(context: TaskRunContext) -> bytes:
     part = RunPart(
         task_run=context.task_run,
         parameters=context.parameters,
+        defaults=defaults_in(context.task.fn, context.parameters),
         log_prints=context.log_prints,
         persist_result=context.persist_result,
         result_store=_without_own(context.result_store),
         tags=tuple(sorted(seen.current_tags)) if seen is not None else (),
         asset_context=assets.serialize() if assets is not None and _tells(assets) else None,
     )
-    return to_pickle(part)
+    if part.defaults and not defaults_are_sent:
+        try:
+            return to_bytes(part)
+        except Exception:  # perhaps a default that lives in its process only, such as a lock
+            pass
+    part.parameters = {
+        name: value for name, value in part.parameters.items() if name not in part.defaults
+    }
+    return to_bytes(part)
+
+
+def load_run(data: bytes, task: Task[..., Any]) -> RunPart:
+    """The task run's part in the process that runs the body.
+
+    Args:
+        data: From `pack_run`.
+        task: The task in this process.
+    """
+    part: RunPart = pickle.loads(data)
+    part.parameters = with_own_defaults(task.fn, part.parameters, part.defaults)
+    return part
 
 
 def _tells(assets: AssetContext) -> bool:
@@ -301,10 +285,10 @@ def slim(task: Task[..., Any]) -> Task[..., Any]:
     return cast("Task[..., Any]", light)
 
 
-def pack_value(task: Task[..., Any]) -> bytes:
+def pack_value(task: Task[..., Any], *, to_bytes: Callable[[Any], bytes] = to_pickle) -> bytes:
     """The task by value.
 
     Raises:
         Exception: It refers to something that cannot be pickled.
     """
-    return pickle.dumps(("value", to_pickle(slim(task))))
+    return pickle.dumps(("value", to_bytes(slim(task))))

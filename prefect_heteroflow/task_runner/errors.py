@@ -22,6 +22,9 @@ __all__ = [
 ]
 
 
+_ORIGIN = "_heteroflow_origin"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where an error came from."""
@@ -68,7 +71,8 @@ class HeteroTaskError(Exception):
     cause = _FromOrigin()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_plain, (type(self), self.args, _portable(self))
+        fields = {name: value for name, value in self.__dict__.items() if name != _ORIGIN}
+        return _rebuild_plain, (type(self), self.args, _portable(self), fields)
 
 
 class WorkerDiedError(HeteroTaskError):
@@ -93,14 +97,6 @@ class WorkerDiedError(HeteroTaskError):
         self.signal = signal
         self.diagnosis = diagnosis
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = {
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "diagnosis": self.diagnosis,
-        }
-        return _rebuild_plain, (type(self), self.args, _portable(self), fields)
-
 
 class TaskNotPortableError(HeteroTaskError, TypeError):
     """An argument or the value of a task cannot be sent between processes."""
@@ -112,13 +108,13 @@ class LostResultError(HeteroTaskError, PrefectException):
 
 def origin_of(error: BaseException) -> Origin:
     """Where the error came from; an empty origin if nothing was noted."""
-    found = error.__dict__.get("_heteroflow_origin")
+    found = error.__dict__.get(_ORIGIN)
     return found if isinstance(found, Origin) else Origin()
 
 
 def with_origin(error: HeteroTaskError, origin: Origin) -> HeteroTaskError:
     """The error itself, with its origin noted on it."""
-    error.__dict__["_heteroflow_origin"] = origin
+    error.__dict__[_ORIGIN] = origin
     return error
 
 
@@ -205,9 +201,11 @@ _kinds: dict[type, type[HeteroTaskError]] = {}
 def _both_types(kind: type[Exception]) -> type[HeteroTaskError]:
     found = _kinds.get(kind)
     if found is None:
+        # Python allows no class whose bases name one of them before what is made of it.
+        is_base = issubclass(HeteroTaskError, kind)  # `Exception` itself
         found = type(
             kind.__name__,
-            (kind, HeteroTaskError),
+            (HeteroTaskError,) if is_base else (kind, HeteroTaskError),
             {
                 "__module__": kind.__module__,
                 "__qualname__": kind.__qualname__,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from contextlib import suppress
 from typing import Any
 
-from prefect_heteroflow.task_runner import contexts
+from prefect_heteroflow.task_runner.errors import HeteroTaskError
 from prefect_heteroflow.task_runner.exception_parts import Parts, built, parts_of, slots_of
+from prefect_heteroflow.task_runner.pickles import Pickler, to_pickle
 
 _LEFT_OUT = "_heteroflow_left_out"
 
@@ -22,14 +24,52 @@ def exception_bytes(error: BaseException) -> bytes:
         Exception: It cannot be sent at all, for its class cannot.
     """
     with suppress(Exception):
-        data = contexts.to_pickle(error)
+        data = to_pickle(error)
         if _is_same(pickle.loads(data), error):
             return data
     left_out: list[str] = []
     whole = _InParts(error, left_out, ())
-    data = contexts.to_pickle(whole)
+    data = to_pickle(whole)
     pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
     return data
+
+
+class WithExceptions:
+    """Pickles values, each exception in them as it is sent by itself.
+
+    That takes three times as long as `to_pickle`, so it is for what cannot be loaded otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.has_met_one = False
+
+    def __call__(self, value: Any) -> bytes:
+        """The value as bytes.
+
+        Raises:
+            Exception: It cannot be pickled, or some part of an exception in it cannot be.
+        """
+        with io.BytesIO() as file:
+            pickler = _ExceptionPickler(file)
+            pickler.dump(value)
+            self.has_met_one = self.has_met_one or pickler.has_met_one
+            return file.getvalue()
+
+
+class _ExceptionPickler(Pickler):
+    has_met_one = False
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, BaseException):
+            return super().reducer_override(value)
+        self.has_met_one = True
+        if isinstance(value, HeteroTaskError):  # comes in parts by itself; those are pickled here
+            return NotImplemented
+        data = exception_bytes(value)
+        missing = left_out_of(pickle.loads(data))
+        if missing:
+            raise pickle.PicklingError(f"{', '.join(missing)} cannot be pickled")
+        return pickle.loads, (data,)
 
 
 def left_out_of(error: BaseException) -> tuple[str, ...]:
@@ -93,14 +133,14 @@ class _InParts:
         """The value, or what is pickled in its place; raises if that is nothing."""
         if isinstance(value, BaseException):
             with suppress(Exception):
-                if _is_same(pickle.loads(contexts.to_pickle(value)), value):
+                if _is_same(pickle.loads(to_pickle(value)), value):
                     return value
             if any(value is outer for outer in self._within):
                 raise ValueError("the exception refers to itself")
             return _InParts(value, self._left_out, self._within)
         if type(value) in (list, tuple) and any(isinstance(one, BaseException) for one in value):
             return type(value)(self._portable(one) for one in value)
-        pickle.loads(contexts.to_pickle(value))
+        pickle.loads(to_pickle(value))
         return value
 
 

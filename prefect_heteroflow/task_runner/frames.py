@@ -53,6 +53,8 @@ class Reply:
     """`ExceptionInfo` of an exception."""
     assets: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Metadata that the body added to assets."""
+    has_begun: bool = True
+    """`False` if the call could not be loaded, so that no line of the body ran."""
 
 
 Message = tuple[Literal["log", "event", "started", "reply"], Any]

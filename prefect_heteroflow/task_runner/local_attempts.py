@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pickle
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -19,22 +19,23 @@ from prefect_heteroflow.core.failures import Evidence
 from prefect_heteroflow.core.local_capacity import Wish
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
+from prefect_heteroflow.task_runner.bodies_sent import BodyNotPortable, pack_body
 from prefect_heteroflow.task_runner.children import (
     Child,
     Children,
     LeaseCancelled,
+    Turn,
     visible_devices,
 )
 from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
+from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.flow_interpreter import arguments
 from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
-from prefect_heteroflow.task_runner.modules_by_value import can_import
+from prefect_heteroflow.task_runner.pickles import to_pickle
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
 if TYPE_CHECKING:
-    from prefect import Task
-
     from prefect_heteroflow.core.resources import Node
 
 GPU_MAX_CALLS = 1
@@ -45,8 +46,8 @@ _FOREIGN = (
 )
 
 
-class BodyNotPortable(Exception):
-    """The body of a task cannot be sent to another process; it has to run at home."""
+class _NoChild(Exception):
+    """There is no process to be had; the text says why."""
 
 
 class LocalAttempts:
@@ -77,33 +78,55 @@ class LocalAttempts:
         max_calls = call.max_calls
         if max_calls is None and call.resources.gpu_count:
             max_calls = GPU_MAX_CALLS
-        with contextlib.ExitStack() as stack:
-            try:
-                turn = stack.enter_context(
-                    self._children.turn(wish, call.number, max_calls=max_calls)
-                )
-                # Not before: of all that wait, none holds a copy of its arguments.
-                packed = _packed(call)
-                child = self._children.take(turn, call.resources.memory_mb)
-            except _NotPickled as error:
-                return self._outcome(kind="unportable", text=str(error))
-            except LeaseCancelled:
-                return self._outcome(kind="cancelled")
-            except (ChildNotStarted, OSError) as error:
-                return self._outcome(
-                    kind="died",
-                    text=f"no child process could be started: {error}",
-                    evidence=Evidence(phase="start", engine_error=str(error)),
-                )
-            return self._run_in(child, call, packed)
+        try:
+            with self._children.turn(wish, call.number, max_calls=max_calls) as turn:
+                child, outcome = self._run_in_child_of(turn, call)
+                if outcome.kind == "died" and not child.has_begun:
+                    # It died while it was idle, or was killed by something else.
+                    self._children.drop(turn)
+                    _, outcome = self._run_in_child_of(turn, call)
+                return outcome
+        except _NotPickled as error:
+            return self._outcome(kind="unportable", text=str(error))
+        except LeaseCancelled:
+            return self._outcome(kind="cancelled")
+        except _NoChild as error:
+            return self._outcome(
+                kind="died",
+                text=f"no child process could be started: {error}",
+                evidence=Evidence(phase="start", engine_error=str(error)),
+            )
 
     def expect_no_more(self, number: int) -> None:
         """The task with that number does not come here, or has ended."""
         self._children.expect_no_more(number)
 
+    def _run_in_child_of(self, turn: Turn, call: TaskCall) -> tuple[Child, TaskOutcome]:
+        # Not before the turn came: of all that wait, none holds a copy of its arguments.
+        packed = _packed(call)
+        try:
+            child = self._children.take(turn, call.resources.memory_mb)
+        except (ChildNotStarted, OSError) as error:
+            raise _NoChild(str(error)) from error
+        outcome = self._run_in(child, call, packed)
+        if outcome.kind == "unportable" and not child.has_begun:
+            outcome = self._run_once_more(child, call) or outcome
+        return child, outcome
+
+    def _run_once_more(self, child: Child, call: TaskCall) -> TaskOutcome | None:
+        """Send a call again that the child could not load; `None` if that is in vain."""
+        # Python pickles exceptions that it cannot build anew.
+        to_bytes = WithExceptions()
+        try:
+            packed = _packed(call, to_bytes)
+        except (_NotPickled, BodyNotPortable):
+            return None
+        return self._run_in(child, call, packed) if to_bytes.has_met_one else None
+
     def _run_in(self, child: Child, call: TaskCall, packed: _Packed) -> TaskOutcome:
         started = _now()
         child.calls += 1
+        child.has_begun = True
         sent_bytes = len(packed.run)
         message = self._message(child, call, packed)
         packed.body = packed.run = b""
@@ -116,6 +139,10 @@ class LocalAttempts:
         except TimeoutError:
             timed_out = True
             stop_body(child, inner)
+        except ConnectionError:
+            # So it is only if the child left a part of the call unread; after the call it gets no
+            # more. One that dies in its body ends with EOF.
+            child.has_begun = False
         except (EOFError, OSError):
             pass
         except Exception:  # foreign bytes, where a message of ours starts or within one
@@ -126,6 +153,8 @@ class LocalAttempts:
             raise
         if reply is None:
             child.unusable = True
+        else:
+            child.has_begun = reply.has_begun
         ended = self._ended(child, call, reply, started=started, timed_out=timed_out)
         if reply is None:
             inner.end("The child process in which it ran has ended.")
@@ -333,41 +362,11 @@ class _NotPickled(Exception):
     """The arguments cannot be pickled; the text says why."""
 
 
-def _packed(call: TaskCall) -> _Packed:
-    body = pack_body(call.task)
+def _packed(call: TaskCall, to_bytes: Callable[[Any], bytes] = to_pickle) -> _Packed:
+    body = pack_body(call.task, to_bytes=to_bytes)
     try:
-        return _Packed(body, contexts.pack_run(call.context))
+        run = contexts.pack_run(call.context, defaults_are_sent=body.is_by_value, to_bytes=to_bytes)
+        return _Packed(body.data, run)
     except Exception as error:  # pickling runs the arguments' own code
         text = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
         raise _NotPickled(text) from error
-
-
-def pack_body(task: Task[..., Any]) -> bytes:
-    """How a child gets the task: by its place in a module where it can import that, else by value.
-
-    Raises:
-        BodyNotPortable: Neither works; says why.
-    """
-    place = _place_of(task)
-    if place is not None:
-        return pickle.dumps(("place", *place))
-    try:
-        return contexts.pack_value(task)
-    except Exception as error:
-        raise BodyNotPortable(f"{type(error).__name__}: {error}") from error
-
-
-def _place_of(task: Task[..., Any]) -> tuple[str, str] | None:
-    module_name = getattr(task.fn, "__module__", None)
-    qualified_name = getattr(task.fn, "__qualname__", None)
-    if not module_name or not qualified_name or "<" in qualified_name:
-        return None
-    module = sys.modules.get(module_name)
-    if module is None or not can_import(module_name, getattr(module, "__file__", None)):
-        return None
-    found: Any = module
-    for name in qualified_name.split("."):
-        found = getattr(found, name, None)
-    if getattr(found, "fn", None) is not task.fn:
-        return None
-    return module_name, qualified_name

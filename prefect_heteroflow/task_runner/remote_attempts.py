@@ -29,7 +29,8 @@ from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.orchestration.insisting import is_passing
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
-from prefect_heteroflow.task_runner.local_attempts import pack_body
+from prefect_heteroflow.task_runner.bodies_sent import Body, pack_body
+from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.remote_body import RemoteCall
 from prefect_heteroflow.task_runner.remote_runs import (
     cancel_run,
@@ -223,9 +224,11 @@ def _packed(call: TaskCall) -> bytes:
         body = pack_for_elsewhere(call.task)
         return pickle.dumps(
             RemoteCall(
-                body=body,
+                body=body.data,
                 flow=None if call.flow_context is None else contexts.pack_flow(call.flow_context),
-                run=contexts.pack_run(call.context),
+                run=contexts.pack_run(
+                    call.context, defaults_are_sent=body.is_by_value, to_bytes=WithExceptions()
+                ),
                 folder=_folder(),
                 paths=tuple(path for path in sys.path if os.path.isabs(path)),
                 variables=variables,
@@ -240,14 +243,14 @@ def _folder() -> str:
         return "/"
 
 
-def pack_for_elsewhere(task: Task[..., Any]) -> bytes:
+def pack_for_elsewhere(task: Task[..., Any]) -> Body:
     """The task by value: its module need not be there.
 
     Raises:
         BodyNotPortable: It refers to something that cannot be pickled.
     """
     try:
-        return contexts.pack_value(task)
+        return Body(contexts.pack_value(task, to_bytes=WithExceptions()), is_by_value=True)
     except Exception:
         return pack_body(task)  # by its place, if it has one; the module has to be there then
 

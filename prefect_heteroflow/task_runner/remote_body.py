@@ -14,7 +14,8 @@ from prefect.client.orchestration import get_client
 
 from prefect_heteroflow.orchestration.task_bodies import FLOW_NAME
 from prefect_heteroflow.task_runner import contexts
-from prefect_heteroflow.task_runner.child import load_body, raised_reply, value_of_body, value_reply
+from prefect_heteroflow.task_runner.bodies_sent import load_body
+from prefect_heteroflow.task_runner.child import raised_reply, value_of_body, value_reply
 from prefect_heteroflow.task_runner.sealed_storage import storage_at
 
 DEPLOYMENT_NAME = "heteroflow-task-body"
@@ -56,7 +57,7 @@ def task_body(call_key: str, reply_key: str, storage: dict[str, str], seal: str)
     os.environ.update(call.variables)
     task = load_body(call.body)
     flow_part = None if call.flow is None else pickle.loads(call.flow)
-    run: contexts.RunPart = pickle.loads(call.run)
+    run = contexts.load_run(call.run, task)
     assets: dict[str, dict[str, Any]] = {}
     try:
         with (

@@ -45,6 +45,7 @@ from prefect_heteroflow.task_runner.attempts_elsewhere import (
     TaskOutcome,
     no_remote,
 )
+from prefect_heteroflow.task_runner.bodies_sent import BodyNotPortable
 from prefect_heteroflow.task_runner.engine_task import engine_copy
 from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.granted_retries import (
@@ -54,7 +55,7 @@ from prefect_heteroflow.task_runner.granted_retries import (
 )
 from prefect_heteroflow.task_runner.home import LOCAL_POOL
 from prefect_heteroflow.task_runner.left_by_body import end_what_is_left
-from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
+from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
 
 if TYPE_CHECKING:

@@ -11,7 +11,11 @@ import httpx
 import pytest
 
 from prefect_heteroflow.task_runner.errors import HeteroTaskError, Origin, as_task_error
-from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes, left_out_of
+from prefect_heteroflow.task_runner.exceptions_sent import (
+    WithExceptions,
+    exception_bytes,
+    left_out_of,
+)
 
 ORIGIN = Origin(node="node-1", attempt=2, remote_traceback="Traceback: here")
 
@@ -192,3 +196,32 @@ def test_class_that_this_process_alone_has_is_refused() -> None:
 
     with pytest.raises(TypeError, match="lock"):
         exception_bytes(OwnError("text"))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_exception_in_a_value_arrives_as_its_type_and_says_the_same(
+    make: Callable[[], Exception],
+) -> None:
+    """Itself, and within one that came from a task."""
+    error = make()
+    group = as_task_error(ValueError("group", [error]), ORIGIN)
+    value = pickle.loads(WithExceptions()({"errors": [error, error], "group": group}))
+    (first, second), inner = value["errors"], value["group"].args[1][0]
+    assert first is second
+    for arrived in (first, inner):
+        assert type(arrived) is type(error)
+        assert (str(arrived), arrived.args) == (str(error), error.args)
+
+
+def test_whether_there_was_an_exception_in_the_values_is_known() -> None:
+    pickled = WithExceptions()
+    assert pickle.loads(pickled({"a": [1]})) == {"a": [1]}
+    assert not pickled.has_met_one
+    pickled(ValueError("text"))
+    assert pickled.has_met_one
+
+
+def test_part_of_an_exception_in_a_value_is_not_left_out() -> None:
+    """Nobody could say that it is missing."""
+    with pytest.raises(pickle.PicklingError, match=r"LockedError\.lock"):
+        WithExceptions()([LockedError("text")])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prefect.exceptions import PrefectException
 
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass
 from prefect_heteroflow.task_runner.errors import (
@@ -17,6 +19,7 @@ from prefect_heteroflow.task_runner.errors import (
     as_task_error,
     with_origin,
 )
+from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes
 
 ORIGIN = Origin(node="node-1", attempt=2, remote_traceback="Traceback: here")
 
@@ -31,6 +34,18 @@ class FieldsError(Exception):
     def __init__(self, text: str, node: str = "theirs") -> None:
         super().__init__(text)
         self.node = node
+
+
+class AbstractError(Exception, metaclass=ABCMeta):
+    """Its class has a metaclass of its own."""
+
+
+class OwnTaskError(HeteroTaskError):
+    """What a user made of ours."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
 
 
 class FinalError(Exception):
@@ -58,8 +73,16 @@ def _json_error() -> Exception:
         lambda: FieldsError("text"),
         _json_error,
         lambda: ImportError("no module", name="missing"),
+        lambda: Exception("text"),
+        lambda: Exception(),
+        lambda: Exception("one", 2),
+        lambda: PrefectException("text"),
+        lambda: AbstractError("text"),
     ],
-    ids=["one", "none", "key", "os", "unicode", "own", "fields", "json", "import"],
+    ids=[
+        *("one", "none", "key", "os", "unicode", "own", "fields", "json", "import"),
+        *("exception", "exception-none", "exception-two", "prefect", "metaclass"),
+    ],
 )
 def test_error_is_both_types_and_says_what_the_cause_says(make: Callable[[], Exception]) -> None:
     """Also after a journey by pickle."""
@@ -67,6 +90,7 @@ def test_error_is_both_types_and_says_what_the_cause_says(make: Callable[[], Exc
     for error in (both := as_task_error(cause, ORIGIN), pickle.loads(pickle.dumps(both))):
         assert isinstance(error, type(cause))
         assert isinstance(error, HeteroTaskError)
+        assert type(error).__name__ == type(cause).__name__
         assert (str(error), repr(error), error.args) == (str(cause), repr(cause), cause.args)
         assert type(error.cause) is type(cause)
         assert error.remote_traceback == "Traceback: here"
@@ -96,10 +120,20 @@ def test_type_that_allows_no_subclass_arrives_as_ours_with_its_cause() -> None:
     assert "FinalError: text" in str(error)
 
 
-@pytest.mark.parametrize("cause", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+@pytest.mark.parametrize(
+    "cause",
+    [SystemExit(3), KeyboardInterrupt(), BaseException("text")],
+    ids=["exit", "interrupt", "base"],
+)
 def test_what_is_no_exception_stays_what_it_is(cause: BaseException) -> None:
     """Else `except Exception` would catch an exit."""
     assert as_task_error(cause, ORIGIN) is cause
+
+
+def test_error_that_a_user_made_of_ours_stays_what_it_is_with_its_fields() -> None:
+    arrived = pickle.loads(exception_bytes(OwnTaskError(5)))
+    assert as_task_error(arrived, ORIGIN) is arrived
+    assert (type(arrived), str(arrived), arrived.code) == (OwnTaskError, "code 5", 5)
 
 
 def test_death_of_a_worker_travels_with_its_facts() -> None:

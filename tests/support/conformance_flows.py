@@ -15,6 +15,7 @@ from prefect.utilities.annotations import quote
 
 from tests.support.conformance_tasks import (
     Doubling,
+    KeywordError,
     Tripling,
     add,
     add_async,
@@ -22,6 +23,7 @@ from tests.support.conformance_tasks import (
     cached_by_function,
     cached_by_inputs,
     cached_by_source,
+    code_of,
     fail,
     fail_in,
     fail_once_async,
@@ -29,23 +31,28 @@ from tests.support.conformance_tasks import (
     give_completed,
     give_failed,
     give_failed_then_value,
+    given,
     hooked,
     interrupt_itself,
     leave_artifact,
     leave_by_exit,
     length,
     named,
+    names_a_plain_exception,
     note,
+    options_seen,
     outer,
     outer_direct,
     raise_timeout,
     refuse,
+    refuse_plainly,
     seen_of,
     slow_at_first,
     speak,
     succeed_at,
     succeed_second_time,
     times,
+    told,
     too_slow,
     too_slow_async,
     two_kinds,
@@ -77,6 +84,24 @@ def case_exception(folder: str) -> Any:
     return error_of(future), states(future)
 
 
+def case_plain_exception(folder: str) -> Any:
+    """Its class is a base of ours."""
+    options: Any = {"retries": 1, "retry_condition_fn": names_a_plain_exception}
+    future = refuse_plainly.with_options(**options).submit("text")
+    return error_of(future), states(future), told.submit(allow_failure(future)).result()
+
+
+def case_exceptions_in_arguments(folder: str) -> Any:
+    """Of a task of a module, and in the closure of one that is sent by value."""
+    caught = KeywordError(code=5)
+
+    @task
+    def code_of_caught() -> int:
+        return caught.code
+
+    return code_of.submit([KeywordError(code=4)]).result(), code_of_caught.submit().result()
+
+
 def case_retried_until_it_succeeds(folder: str) -> Any:
     future = succeed_at.submit(folder, 3)
     return future.result(), states(future)
@@ -104,6 +129,18 @@ def case_async(folder: str) -> Any:
 
 def case_map(folder: str) -> Any:
     return add.map([1, 2, 3], unmapped(10)).result()
+
+
+def case_default_arguments(folder: str) -> Any:
+    """Those of a task of a module, and of one that is sent by value."""
+    missing = object()
+
+    @task
+    def is_missing(value: Any = missing) -> bool:
+        return value is missing
+
+    futures = given.submit(1), given.submit(1, 2, mode="slow"), is_missing.submit()
+    return [future.result() for future in futures], is_missing.submit(3).result()
 
 
 def case_dependencies(folder: str) -> Any:
@@ -222,6 +259,13 @@ def case_runtime(folder: str) -> Any:
 
 def case_logs(folder: str) -> Any:
     return states(speak.submit("hello"))
+
+
+def case_changed_options(folder: str) -> Any:
+    """The same body as tasks that differ, one after the other."""
+    options: list[Any] = [{"name": "changed", "retries": 2, "tags": ["more"]}, {}, {"name": "last"}]
+    found = [options_seen.with_options(**each).submit().result() for each in options]
+    return found, options_seen.submit().result()
 
 
 def case_artifact(folder: str) -> Any:

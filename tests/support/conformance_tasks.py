@@ -36,6 +36,34 @@ def refuse(text: str) -> None:
     raise ValueError(text)
 
 
+@task
+def refuse_plainly(text: str) -> None:
+    raise Exception(text)
+
+
+def names_a_plain_exception(task: Any, task_run: Any, state: Any) -> bool:
+    return type(state.data).__name__ == "Exception" and str(state.data) == "text"
+
+
+@task
+def told(error: Any) -> tuple[str, str, bool]:
+    return type(error).__name__, str(error), isinstance(error, Exception)
+
+
+class KeywordError(Exception):
+    """Pickle cannot build it anew."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+@task
+def code_of(errors: list[Any]) -> int:
+    (error,) = errors
+    return int(error.code)
+
+
 @task(retries=2)
 def succeed_at(folder: str, attempt: int) -> int:
     seen = note(folder, "body")
@@ -199,6 +227,23 @@ def who_am_i() -> tuple[str, str, list[str], dict[str, Any], bool]:
         runtime.flow_run.parameters,
         str(context.task_run.id) == runtime.task_run.id,
     )
+
+
+@task
+def options_seen() -> tuple[Any, ...]:
+    context = TaskRunContext.get()
+    assert context is not None
+    seen = context.task
+    return seen.name, seen.retries, sorted(seen.tags), runtime.task_run.task_name, seen.description
+
+
+MISSING = object()
+
+
+@task
+def given(left: int, right: Any = MISSING, *, mode: str = "fast") -> tuple[bool, dict[str, Any]]:
+    seen = runtime.task_run.parameters
+    return right is MISSING, {**seen, "right": type(seen["right"]).__name__}
 
 
 @task(log_prints=True)
