@@ -25,14 +25,13 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import AwaitingRetry
 
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.lost_contact import OUR_WORKER_TYPES
-from prefect_heteroflow.attempts.orphans import planned as planned_resources
 from prefect_heteroflow.attempts.reconcile import create_planned, number_of
+from prefect_heteroflow.attempts.rerouting import elsewhere
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.job_values import JobValueError
-from prefect_heteroflow.core.policy import RetryStrategy
 from prefect_heteroflow.core.resources import Cluster
-from prefect_heteroflow.core.routing import Route, awaited_nodes, fits, route
+from prefect_heteroflow.core.routing import awaited_nodes
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_many_attempts, write_attempts
@@ -70,6 +69,7 @@ class Stranded:
     def __init__(self, worker: RetryingWorker, logger: Any) -> None:
         self._worker = worker
         self._logger = logger
+        self._guard = Guard()
         self._pools = _AwaySince()
         self._nodes = _AwaySince()
 
@@ -91,7 +91,8 @@ class Stranded:
         for run in waiting:
             history = histories.get(transitions.task_id_of(run))
             if history is not None and history[-1].status is AttemptStatus.SCHEDULED:
-                await self._look_at(run, history[-1], cluster)
+                with self._guard.over(f"Run '{run.name}', which waits,", self._logger):
+                    await self._look_at(run, history[-1], cluster)
 
     async def _waiting_in(
         self, pools: Collection[str], timeout: float, *, planned: bool = False
@@ -117,7 +118,7 @@ class Stranded:
 
     async def _look_at(self, run: FlowRun, last: Attempt, cluster: Cluster) -> None:
         client = self._worker.client
-        found = await self._route(run, last, cluster)
+        found = await elsewhere(self._worker, run, last, cluster, pool=run.work_pool_name)
         if found is None:
             return
         async with lease(client, f"stranded_{run.id.hex}", seconds=_LEASE_SECONDS) as held:
@@ -137,30 +138,6 @@ class Stranded:
             )
             self._logger.warning("Run %s: %s", run.id, reason)
             await self._move(now, last, found.pool, reason)
-
-    async def _route(self, run: FlowRun, row: Attempt, cluster: Cluster) -> Route | None:
-        """To a live node elsewhere, if the run's strategy lets it go there."""
-        worker = self._worker
-        try:
-            configuration = await worker.configuration_for(run)
-            values = configuration.job_values(worker.heteroflow_settings)
-        except JobValueError:
-            return None  # whoever takes the run says so
-        if values.policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE:
-            return None
-        wanted = dataclasses.replace(values.resources, **planned_resources(row))
-        own = [node for node in cluster.nodes if node.pool == run.work_pool_name]
-        if any(node.takes_runs and fits(wanted, node) for node in own):
-            return None  # it takes the run when it has room
-        found = route(
-            wanted,
-            cluster,
-            current_pool=None,
-            containers=worker.starts_containers(run),
-        )
-        if not isinstance(found, Route) or found.node is None:
-            return None
-        return found
 
     async def _move(self, run: FlowRun, planned: Attempt, pool: str, reason: str) -> None:
         """Rows first: whoever comes after a worker that dies in between goes on from there."""
