@@ -20,6 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
+from prefect_heteroflow.attempts.deleted_runs import settle_deleted
 from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.rerouting import planned, pool_exists, replan
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
@@ -64,13 +65,19 @@ async def _go_on_with(worker: RetryingWorker, front: FlowRun, newest: FlowRun | 
     if newest is not None and not (state and state.is_final() and _settled_for_a_while(newest)):
         return
     number = 0 if newest is None else number_of(newest)
-    if await create_planned(worker, front, newest=number):
+    if await create_planned(worker, front, newest=number) or await settle_deleted(worker, front):
         return
     if state is not None and state.name != transitions.ATTEMPT_FAILED:
         await transitions.take_over(worker.client, front.id, state)
 
 
-async def create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int = 0) -> bool:
+async def create_planned(
+    worker: RetryingWorker,
+    front: FlowRun,
+    *,
+    newest: int = 0,
+    placement: dict[str, Any] | None = None,
+) -> bool:
     """Create the attempt run whose row was written before its worker died.
 
     Args:
@@ -78,6 +85,7 @@ async def create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int 
         front: The parked front run.
         newest: Number of its newest attempt run. After a person has run an ended task again, that
             one may be of the time before.
+        placement: Which nodes of the pool it may have, where that is known.
 
     Returns:
         Whether an attempt was planned that no run carries yet.
@@ -98,16 +106,19 @@ async def create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int 
         front,
         attempt=row.attempt,
         pool=str(row.pool),
-        job_variables=_planned_variables(front, row),
+        job_variables=_planned_variables(front, row, placement),
         due=utc_now(),
         message=f"Attempt {row.attempt} was planned by a worker that went away.",
     )
     return True
 
 
-def _planned_variables(front: FlowRun, row: Attempt) -> dict[str, Any]:
+def _planned_variables(
+    front: FlowRun, row: Attempt, placement: dict[str, Any] | None
+) -> dict[str, Any]:
     kept = {k: v for k, v in (front.job_variables or {}).items() if k != "placement"}
-    return {**kept, **planned(row)}
+    chosen = {} if placement is None else {"placement": placement}
+    return {**kept, **planned(row), **chosen}
 
 
 async def _runs_in(worker: RetryingWorker, state: FlowRunFilterState) -> list[FlowRun]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import anyio
 import anyio.abc
 import httpx
 from prefect.events import Event
+from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
@@ -25,6 +27,7 @@ from prefect_heteroflow.attempts.orphans import LOOK_SECONDS, Orphans
 from prefect_heteroflow.attempts.reconcile import finish_cancelling, go_on_with_escalated
 from prefect_heteroflow.attempts.retry_cleanup import remove_scratch_of_ended
 from prefect_heteroflow.attempts.stranded import Stranded
+from prefect_heteroflow.attempts.unwanted_attempts import UnwantedAttempts
 from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
 from prefect_heteroflow.core.breaker import UNLIMITED
 from prefect_heteroflow.orchestration import run_events, transitions
@@ -54,6 +57,7 @@ class Upkeep:
         self._given_up = GivenUp(worker, logger)
         self._orphans = Orphans(worker)
         self._stranded = Stranded(worker, logger)
+        self._unwanted_attempts = UnwantedAttempts(worker, logger)
         self._unwanted_bodies = UnwantedBodies(worker, logger)
         self._has_adopted = False
         self._refused_seen_until: datetime | None = None
@@ -98,6 +102,7 @@ class Upkeep:
             return
         steps: dict[str, Callable[[], Awaitable[None]]] = {
             "cancelled runs": partial(finish_cancelling, worker, guard),
+            "attempts that run here": self._unwanted_attempts.look,
             "attempts on other pools": partial(go_on_with_escalated, worker, guard),
             "attempts that others have moved": self._given_up.look,
             "runs of nodes that are away": self._lost_contact.look,
@@ -163,11 +168,9 @@ class Upkeep:
         client = self._worker.client
         run = await client.read_flow_run(flow_run_id)
         if transitions.is_attempt_run(run) and run.id not in self._worker.lives:
-            await close_cancelled(
-                client,
-                transitions.task_id_of(run),
-                f"Its attempt on pool {run.work_pool_name} was cancelled by a user.",
-            )
+            message = f"Its attempt on pool {run.work_pool_name} was cancelled by a user."
+            with suppress(ObjectNotFound):  # the front run was deleted
+                await close_cancelled(client, transitions.task_id_of(run), message)
 
     async def _hear_xids(self) -> None:
         node = self._worker.node
