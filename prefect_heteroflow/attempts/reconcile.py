@@ -77,6 +77,7 @@ async def create_planned(
     *,
     newest: int = 0,
     placement: dict[str, Any] | None = None,
+    why: str | None = None,
 ) -> bool:
     """Create the attempt run whose row was written before its worker died.
 
@@ -86,6 +87,7 @@ async def create_planned(
         newest: Number of its newest attempt run. After a person has run an ended task again, that
             one may be of the time before.
         placement: Which nodes of the pool it may have, where that is known.
+        why: Message of its first state, if it is not that a worker went away.
 
     Returns:
         Whether an attempt was planned that no run carries yet.
@@ -108,7 +110,7 @@ async def create_planned(
         pool=str(row.pool),
         job_variables=_planned_variables(front, row, placement),
         due=utc_now(),
-        message=f"Attempt {row.attempt} was planned by a worker that went away.",
+        message=why or f"Attempt {row.attempt} was planned by a worker that went away.",
     )
     return True
 

@@ -99,7 +99,7 @@ async def replan(worker: RetryingWorker, front: FlowRun, row: Attempt) -> Attemp
         rows = await read_attempts(client, front.id) if held else []
         if not rows or rows[-1] != row:
             return None
-        cluster = _without_deleted(await worker.read_cluster(fresh=True))
+        cluster = without_deleted(await worker.read_cluster(fresh=True))
         found = await elsewhere(worker, front, row, cluster, pool=None)
         if found is not None:
             worker.get_flow_run_logger(front).warning(
@@ -126,8 +126,8 @@ async def replan(worker: RetryingWorker, front: FlowRun, row: Attempt) -> Attemp
         return None
 
 
-async def end_unplaced(client: PrefectClient, front: FlowRun, row: Attempt, pool: str) -> None:
-    """End a task whose planned attempt has no pool any more."""
+async def end_unplaced(client: PrefectClient, front: FlowRun, row: Attempt, pool: str) -> str:
+    """End a task whose planned attempt has no pool any more; gives the reason."""
     reason = (
         f"Attempt {row.attempt} was planned in pool {pool}, which was deleted, and there is no"
         " other place for it."
@@ -145,9 +145,10 @@ async def end_unplaced(client: PrefectClient, front: FlowRun, row: Attempt, pool
     await transitions.take_over(
         client, front.id, transitions.ended_state(Ending.FAILED.value, reason)
     )
+    return reason
 
 
-def _without_deleted(cluster: Cluster) -> Cluster:
+def without_deleted(cluster: Cluster) -> Cluster:
     """A node is known for a while after its pool was deleted."""
     pools = {pool.name for pool in cluster.pools}
     return dataclasses.replace(

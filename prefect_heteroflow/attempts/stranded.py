@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _LEASE_SECONDS = 60.0
-_AWAITING_RETRY = str(AwaitingRetry().name)
+AWAITING_RETRY = str(AwaitingRetry().name)
 """Every attempt that a worker has planned waits in this state."""
 
 
@@ -100,7 +100,7 @@ class Stranded:
         """Runs that are overdue by that time; those that no worker has planned only if wanted."""
         if not pools:
             return []
-        names = [_AWAITING_RETRY] if planned else None
+        names = [AWAITING_RETRY] if planned else None
         before = utc_now() - timedelta(seconds=timeout)
         return await read_all_runs(
             self._worker.client,
@@ -137,34 +137,59 @@ class Stranded:
                 f" ({found.reason})."
             )
             self._logger.warning("Run %s: %s", run.id, reason)
-            await self._move(now, last, found.pool, reason)
+            await move_planned(self._worker, now, last, found.pool, reason)
 
-    async def _move(self, run: FlowRun, planned: Attempt, pool: str, reason: str) -> None:
-        """Rows first: whoever comes after a worker that dies in between goes on from there."""
-        client, task_id = self._worker.client, transitions.task_id_of(run)
-        next_row = dataclasses.replace(planned, pool=pool, node=None, flow_run_id="")
-        if run.id == task_id:
-            await write_attempts(client, task_id, [next_row], summary=True)
-            await transitions.escalate(client, task_id, reason)
-            front = await client.read_flow_run(task_id)
-            await create_planned(self._worker, front)
-            return
-        number = number_of(run)
-        if planned.attempt == number:
-            never = dataclasses.replace(
-                planned,
-                flow_run_id=str(run.id),
-                status=AttemptStatus.CANCELLED,
-                decision=reason,
-                ended=utc_now().isoformat(),
-                never_started=True,
-            )
-            next_row = dataclasses.replace(next_row, attempt=number + 1)
-            await write_attempts(client, task_id, [never, next_row], summary=True)
-        ended = transitions.ended_state(transitions.ATTEMPT_FAILED, reason)
-        await transitions.finish(client, run.id, ended, force=True)
+
+async def move_planned(
+    worker: RetryingWorker,
+    run: FlowRun,
+    planned: Attempt,
+    pool: str,
+    reason: str,
+    *,
+    placement: dict[str, Any] | None = None,
+) -> None:
+    """Give a planned attempt a run of its own, in the place of the one that waits for it.
+
+    Rows first: whoever comes after a worker that dies in between goes on from there.
+
+    Args:
+        worker: Its client is used.
+        run: What waits: the front run, or an attempt run, which ends.
+        planned: The row of the attempt.
+        pool: Where it is to run.
+        reason: For row and states.
+        placement: Which nodes of the pool it may have, if it stays in its pool.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    client, task_id = worker.client, transitions.task_id_of(run)
+    next_row = dataclasses.replace(planned, pool=pool, node=None, flow_run_id="")
+    if run.id == task_id:
+        await write_attempts(client, task_id, [next_row], summary=True)
+        await transitions.escalate(client, task_id, reason)
         front = await client.read_flow_run(task_id)
-        await create_planned(self._worker, front, newest=number)
+        await create_planned(worker, front, placement=placement, why=reason)
+        return
+    number = number_of(run)
+    if planned.attempt == number:
+        never = dataclasses.replace(
+            planned,
+            flow_run_id=str(run.id),
+            status=AttemptStatus.CANCELLED,
+            decision=reason,
+            ended=utc_now().isoformat(),
+            never_started=True,
+        )
+        next_row = dataclasses.replace(next_row, attempt=number + 1)
+        await write_attempts(client, task_id, [never, next_row], summary=True)
+    else:  # a retry of the attempt run in its own pool
+        await write_attempts(client, task_id, [next_row], summary=True)
+    ended = transitions.ended_state(transitions.ATTEMPT_FAILED, reason)
+    await transitions.finish(client, run.id, ended, force=True)
+    front = await client.read_flow_run(task_id)
+    await create_planned(worker, front, newest=number, placement=placement, why=reason)
 
 
 def _pools_away(cluster: Cluster) -> set[str]:

@@ -18,6 +18,7 @@ from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.detached_runs import DetachedRuns
 from prefect_heteroflow.attempts.given_up import GivenUp
 from prefect_heteroflow.attempts.gpu_faults import watch_gpu_faults
 from prefect_heteroflow.attempts.guard import Guard
@@ -56,6 +57,7 @@ class Upkeep:
         self._lost_contact = LostContact(worker, logger)
         self._given_up = GivenUp(worker, logger)
         self._orphans = Orphans(worker)
+        self._detached_runs = DetachedRuns(worker, logger)
         self._stranded = Stranded(worker, logger)
         self._unwanted_attempts = UnwantedAttempts(worker, logger)
         self._unwanted_bodies = UnwantedBodies(worker, logger)
@@ -109,6 +111,7 @@ class Upkeep:
             "bodies of tasks": self._unwanted_bodies.look,
             "runs that this node has left": self._see_to_orphans,
             "runs that wait for nodes": self._stranded.look,
+            "runs that wait in no queue": self._detached_runs.look,
             "runs that wait for approval": self._release_held,
             "runs that were cancelled while they waited": self._close_refused,
             "scratch folders": partial(remove_scratch_of_ended, worker, self._logger),
