@@ -20,12 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.guard import CannotYet, Guard
-from prefect_heteroflow.attempts.rerouting import (
-    elsewhere,
-    end_unplaced,
-    pool_exists,
-    without_deleted,
-)
+from prefect_heteroflow.attempts.rerouting import elsewhere, end_unplaced, pool_exists
 from prefect_heteroflow.attempts.stranded import AWAITING_RETRY, move_planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
@@ -111,7 +106,7 @@ class DetachedRuns:
             self._logger.warning("Run %s: %s", run.id, reason)
             await move_planned(worker, run, row, row.pool, reason, placement=placement)
             return
-        cluster = without_deleted(await worker.read_cluster(fresh=True))
+        cluster = await worker.read_cluster(fresh=True)
         found = await elsewhere(worker, run, row, cluster, pool=None)
         if found is not None:
             reason = (

@@ -67,10 +67,16 @@ async def elsewhere(
     if values.policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE:
         return None
     wanted = dataclasses.replace(values.resources, **planned(row))
+    containers = worker.starts_containers(run)
+    if run.work_pool_name is None:
+        # Its pool was deleted; the nodes are known for a while.
+        kinds = [it.docker for it in cluster.nodes if it.pool == row.pool]
+        containers = next((kind for kind in kinds if kind is not None), containers)
+    cluster = _without_deleted(cluster)
     own = [node for node in cluster.nodes if node.pool == pool]
     if any(node.takes_runs and fits(wanted, node) for node in own):
         return None
-    found = route(wanted, cluster, current_pool=None, containers=worker.starts_containers(run))
+    found = route(wanted, cluster, current_pool=None, containers=containers)
     if not isinstance(found, Route) or found.node is None:
         return None
     return found
@@ -99,7 +105,7 @@ async def replan(worker: RetryingWorker, front: FlowRun, row: Attempt) -> Attemp
         rows = await read_attempts(client, front.id) if held else []
         if not rows or rows[-1] != row:
             return None
-        cluster = without_deleted(await worker.read_cluster(fresh=True))
+        cluster = await worker.read_cluster(fresh=True)
         found = await elsewhere(worker, front, row, cluster, pool=None)
         if found is not None:
             worker.get_flow_run_logger(front).warning(
@@ -148,7 +154,7 @@ async def end_unplaced(client: PrefectClient, front: FlowRun, row: Attempt, pool
     return reason
 
 
-def without_deleted(cluster: Cluster) -> Cluster:
+def _without_deleted(cluster: Cluster) -> Cluster:
     """A node is known for a while after its pool was deleted."""
     pools = {pool.name for pool in cluster.pools}
     return dataclasses.replace(
