@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.core.contact import has_gone_on_without
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts
@@ -28,6 +29,7 @@ class GivenUp:
     def __init__(self, worker: RetryingWorker, logger: Any) -> None:
         self._worker = worker
         self._logger = logger
+        self._guard = Guard()
 
     async def look(self) -> None:
         """Look at each attempt of this worker, if it was cut off lately."""
@@ -37,10 +39,12 @@ class GivenUp:
         for life in self._worker.lives:
             if life.handle is None or life.is_settled:
                 continue
-            if has_gone_on_without(
-                life.attempt, await read_attempts(self._worker.client, life.task_id)
+            with self._guard.over(
+                f"Attempt {life.attempt} of '{life.flow_run.name}'", self._logger
             ):
-                await self._end(life)
+                rows = await read_attempts(self._worker.client, life.task_id)
+                if has_gone_on_without(life.attempt, rows):
+                    await self._end(life)
 
     async def _end(self, life: AttemptLife) -> None:
         logger = self._worker.get_flow_run_logger(life.flow_run)

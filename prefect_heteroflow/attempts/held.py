@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun
+from prefect.logging import get_logger
 
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.breaker import (
     Admitted,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["approve_resumed", "close_refused", "hold_back", "release_held"]
 
+_logger = get_logger("heteroflow.held")
 _REFUSED = "Cancelled by a user while it waited for approval; nothing is retried."
 _REFUSED_LATE = "Cancelled by a user before it was started; nothing is retried."
 
@@ -86,7 +89,12 @@ async def hold_back(
 
 
 async def release_held(
-    client: PrefectClient, *, policy: BreakerPolicy, now: datetime, pool: str | None = None
+    client: PrefectClient,
+    *,
+    policy: BreakerPolicy,
+    now: datetime,
+    pool: str | None = None,
+    guard: Guard | None = None,
 ) -> list[FlowRun]:
     """Let held runs go on whose breakers have closed, and one as the trial of each that is due.
 
@@ -97,6 +105,7 @@ async def release_held(
         policy: When a breaker lets runs through.
         now: The time.
         pool: Only runs of this pool. A worker whose breakers are off must not decide for others.
+        guard: What goes wrong with one run is said once by the caller's.
 
     Returns:
         The runs that go on.
@@ -111,6 +120,7 @@ async def release_held(
     if not held:
         return []
     known = {record.key: record.breaker for record in await read_breakers(client)}
+    guard = guard or Guard()
     released = []
     for run in held:
         hold = approval.hold_of(run)
@@ -125,10 +135,11 @@ async def release_held(
             if not isinstance(answer, Admitted):
                 continue
         # A run without a readable label would wait for ever: it goes on.
-        if await approval.approve_run(client, run):
-            # It stays known as one of theirs until a worker starts it: it may be cancelled before.
-            await approval.write_hold(client, run, hold and replace(hold, released=True))
-            released.append(run)
+        with guard.over(f"Run '{run.name}', which waits for approval,", _logger):
+            if await approval.approve_run(client, run):
+                # It stays one of theirs until a worker starts it: it may be cancelled before.
+                await approval.write_hold(client, run, hold and replace(hold, released=True))
+                released.append(run)
     return released
 
 
@@ -173,7 +184,11 @@ async def approve_resumed(
 
 
 async def close_refused(
-    client: PrefectClient, *, now: datetime, seen_until: datetime | None = None
+    client: PrefectClient,
+    *,
+    now: datetime,
+    seen_until: datetime | None = None,
+    guard: Guard | None = None,
 ) -> list[FlowRun]:
     """Close the history of runs that were cancelled while they waited, and free their trials.
 
@@ -185,6 +200,7 @@ async def close_refused(
         client: Of the server.
         now: The time.
         seen_until: `now` of the caller's last call that went well.
+        guard: What goes wrong with one run is said once by the caller's.
 
     Returns:
         The runs whose history did not know it.
@@ -194,6 +210,7 @@ async def close_refused(
         httpx.HTTPError: The API failed.
     """
     cancelled = await approval.read_cancelled(client, now=now, seen_until=seen_until)
+    guard = guard or Guard()
     refused, others = [], {}
     for run in cancelled:
         hold, task_id = approval.hold_of(run), transitions.task_id_of(run)
@@ -202,15 +219,17 @@ async def close_refused(
             continue
         # Whoever let it go just before had made it the trial.
         await note_outcome(client, holder=hold.holder, verdict=Verdict.NONE, now=now)
-        said = _why(run) or (_REFUSED_LATE if hold.released else _REFUSED)
-        await close_cancelled(client, task_id, said, run.id)
-        await approval.write_hold(client, run, None)
-        refused.append(run)
+        with guard.over(f"Run '{run.name}', which was cancelled,", _logger):
+            said = _why(run) or (_REFUSED_LATE if hold.released else _REFUSED)
+            await close_cancelled(client, task_id, said, run.id)
+            await approval.write_hold(client, run, None)
+            refused.append(run)
     for task_id, history in (await read_many_attempts(client, others)).items():
         if history[-1].status is AttemptStatus.SCHEDULED:
             run = others[task_id]
-            await close_cancelled(client, task_id, _why(run) or _REFUSED_LATE, run.id)
-            refused.append(run)
+            with guard.over(f"Run '{run.name}', which was cancelled,", _logger):
+                await close_cancelled(client, task_id, _why(run) or _REFUSED_LATE, run.id)
+                refused.append(run)
     return refused
 
 

@@ -15,6 +15,7 @@ import httpx
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
 from prefect_heteroflow.attempts.orphans import go_on_after, planned_in, schedule_again
 from prefect_heteroflow.core.attempts import Attempt
@@ -68,6 +69,7 @@ class LostContact:
     def __init__(self, worker: RetryingWorker, logger: Any) -> None:
         self._worker = worker
         self._logger = logger
+        self._guard = Guard()
         self._contacts: dict[tuple[UUID, int], Contact] = {}
 
     async def look(self) -> None:
@@ -81,10 +83,12 @@ class LostContact:
         known = {suspect.key for suspect in suspects}
         self._contacts = {key: it for key, it in self._contacts.items() if key in known}
         for suspect in suspects:
-            try:
-                await self._look_at(suspect)
-            except ObjectNotFound:
-                self._contacts.pop(suspect.key, None)
+            what = f"Run '{suspect.flow_run.name}' of node {suspect.node}, which is away,"
+            with self._guard.over(what, self._logger):
+                try:
+                    await self._look_at(suspect)
+                except ObjectNotFound:
+                    self._contacts.pop(suspect.key, None)
 
     async def _look_at(self, suspect: Suspect) -> None:
         beat = await last_heartbeat(self._worker.client, suspect.flow_run.id)

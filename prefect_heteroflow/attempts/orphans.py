@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import httpx
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterEndTime,
@@ -25,8 +24,10 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
 from prefect_heteroflow.attempts.outcome import went_on
+from prefect_heteroflow.attempts.rerouting import planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.contact import LOOKS, Whose, whose
 from prefect_heteroflow.orchestration import transitions
@@ -49,6 +50,7 @@ class Orphans:
 
     def __init__(self, worker: RetryingWorker) -> None:
         self._worker = worker
+        self._guard = Guard()
         self._seen: dict[UUID, tuple[UUID, int]] | None = None
         """Runs that nobody looked after at the last look: the state, and at how many looks."""
         self._since = utc_now()
@@ -68,12 +70,8 @@ class Orphans:
             state_id, looks = (before or {}).get(run.id, (None, 0))
             looks = looks + 1 if state_id == run.state.id else 1
             now[run.id] = (run.state.id, looks)
-            try:
+            with self._guard.over(f"Run '{run.name}'", worker.get_flow_run_logger(run)):
                 await self._look_at(run, is_first=before is None, looks=looks)
-            except httpx.HTTPError:
-                raise  # the API is away: all of them again, later
-            except Exception as error:
-                worker.get_flow_run_logger(run).warning("The run cannot be settled: %s", error)
         if before is None:
             await self._close_rows_of_ended()
         self._seen = now
@@ -102,7 +100,8 @@ class Orphans:
                 continue
             run = runs.get(UUID(last.flow_run_id))
             if run is not None and last.node == worker.node.name:
-                await worker.settle_lost(run, history)
+                with self._guard.over(f"Run '{run.name}'", worker.get_flow_run_logger(run)):
+                    await worker.settle_lost(run, history)
 
     async def _look_at(self, run: FlowRun, *, is_first: bool, looks: int) -> None:
         if not is_first and looks < LOOKS:
@@ -191,12 +190,6 @@ def _was_taken_up(state: State[Any], history: Sequence[Attempt]) -> bool:
     """Another worker is about to start the attempt that was planned."""
     ended = next((row.ended for row in reversed(history) if row.ended), None)
     return went_on(state, since=ended, is_retry=False)
-
-
-def planned(row: Attempt) -> dict[str, Any]:
-    """Job variables of the attempt that a row plans."""
-    names = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
-    return {name: getattr(row, name) for name in names if getattr(row, name) is not None}
 
 
 def planned_in(history: Sequence[Attempt]) -> dict[str, Any]:

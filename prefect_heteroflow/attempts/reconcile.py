@@ -20,7 +20,9 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
-from prefect_heteroflow.attempts.orphans import planned
+from prefect_heteroflow.attempts.deleted_runs import settle_deleted
+from prefect_heteroflow.attempts.guard import Guard
+from prefect_heteroflow.attempts.rerouting import planned, pool_exists, replan
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -34,40 +36,49 @@ if TYPE_CHECKING:
 _FOR_THE_WORKER_ITSELF = timedelta(seconds=15)
 
 
-async def reconcile(worker: RetryingWorker) -> None:
-    """Take over ended attempts, create planned ones, and finish cancelled runs."""
-    await _finish_cancelling(worker)
-    await _go_on_with_escalated(worker)
-
-
-async def _finish_cancelling(worker: RetryingWorker) -> None:
+async def finish_cancelling(worker: RetryingWorker, guard: Guard) -> None:
+    """Finish cancelled runs."""
     runs = await _runs_in(
         worker,
         FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING])),
     )
     for run in runs:
         if run.work_pool_name == worker.node.pool or run.id in worker.lives:
-            await handle_cancelling(worker, run.id)
+            with guard.over(f"The cancel of run '{run.name}'", worker.get_flow_run_logger(run)):
+                await handle_cancelling(worker, run.id)
 
 
-async def _go_on_with_escalated(worker: RetryingWorker) -> None:
+async def go_on_with_escalated(worker: RetryingWorker, guard: Guard) -> None:
+    """Take over ended attempts on other pools, and create planned ones."""
     fronts = await _runs_in(
         worker, FlowRunFilterState(name=FlowRunFilterStateName(any_=[transitions.ESCALATED]))
     )
     fronts = [front for front in fronts if _settled_for_a_while(front)]
     newest = _newest_by_task(await _runs_below(worker, [front.id for front in fronts]))
     for front in fronts:
-        run = newest.get(str(front.id))
-        if run is None:
-            await create_planned(worker, front)
-        elif run.state is not None and run.state.is_final() and _settled_for_a_while(run):
-            if await create_planned(worker, front, newest=number_of(run)):
-                continue
-            if run.state.name != transitions.ATTEMPT_FAILED:
-                await transitions.take_over(worker.client, front.id, run.state)
+        with guard.over(f"The next attempt of '{front.name}'", worker.get_flow_run_logger(front)):
+            await _go_on_with(worker, front, newest.get(str(front.id)))
 
 
-async def create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int = 0) -> bool:
+async def _go_on_with(worker: RetryingWorker, front: FlowRun, newest: FlowRun | None) -> None:
+    state = None if newest is None else newest.state
+    if newest is not None and not (state and state.is_final() and _settled_for_a_while(newest)):
+        return
+    number = 0 if newest is None else number_of(newest)
+    if await create_planned(worker, front, newest=number) or await settle_deleted(worker, front):
+        return
+    if state is not None and state.name != transitions.ATTEMPT_FAILED:
+        await transitions.take_over(worker.client, front.id, state)
+
+
+async def create_planned(
+    worker: RetryingWorker,
+    front: FlowRun,
+    *,
+    newest: int = 0,
+    placement: dict[str, Any] | None = None,
+    why: str | None = None,
+) -> bool:
     """Create the attempt run whose row was written before its worker died.
 
     Args:
@@ -75,6 +86,8 @@ async def create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int 
         front: The parked front run.
         newest: Number of its newest attempt run. After a person has run an ended task again, that
             one may be of the time before.
+        placement: Which nodes of the pool it may have, where that is known.
+        why: Message of its first state, if it is not that a worker went away.
 
     Returns:
         Whether an attempt was planned that no run carries yet.
@@ -85,21 +98,29 @@ async def create_planned(worker: RetryingWorker, front: FlowRun, *, newest: int 
         return False
     if row.attempt <= newest:
         return False
+    if not await pool_exists(worker.client, row.pool):
+        replanned = await replan(worker, front, row)
+        if replanned is None or replanned.pool is None:
+            return True
+        row = replanned
     await transitions.create_attempt_run(
         worker.client,
         front,
         attempt=row.attempt,
-        pool=row.pool,
-        job_variables=_planned_variables(front, row),
+        pool=str(row.pool),
+        job_variables=_planned_variables(front, row, placement),
         due=utc_now(),
-        message=f"Attempt {row.attempt} was planned by a worker that went away.",
+        message=why or f"Attempt {row.attempt} was planned by a worker that went away.",
     )
     return True
 
 
-def _planned_variables(front: FlowRun, row: Attempt) -> dict[str, Any]:
+def _planned_variables(
+    front: FlowRun, row: Attempt, placement: dict[str, Any] | None
+) -> dict[str, Any]:
     kept = {k: v for k, v in (front.job_variables or {}).items() if k != "placement"}
-    return {**kept, **planned(row)}
+    chosen = {} if placement is None else {"placement": placement}
+    return {**kept, **planned(row), **chosen}
 
 
 async def _runs_in(worker: RetryingWorker, state: FlowRunFilterState) -> list[FlowRun]:

@@ -12,6 +12,7 @@ from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.failures import FailureClass
+from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.approval import is_held
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.held_fronts import held_message
@@ -33,7 +34,8 @@ async def read_standing(
 
     The last one may be this very attempt as it was planned (`split_planned`).
     The second is so when somebody pressed Resume on a front run whose attempt is under way on
-    another pool. `None` if the run is not this worker's any more.
+    another pool. `None` if the run is not this worker's any more, or was
+    ended here, because the run that it works for was deleted or has ended.
 
     Args:
         client: A client in use.
@@ -45,6 +47,11 @@ async def read_standing(
     history = tuple(await read_attempts(client, task_id))
     if await is_overtaken():
         return None
+    if flow_run.id != task_id:
+        why = await why_needless(client, task_id)
+        if why is not None:
+            await _end_needless(client, flow_run, task_id, history, why)
+            return None
     last = history[-1] if history else None
     if last is None:
         return history
@@ -76,6 +83,43 @@ def split_planned(history: tuple[Attempt, ...]) -> tuple[tuple[Attempt, ...], At
     if history and history[-1].status is AttemptStatus.SCHEDULED:
         return history[:-1], history[-1]
     return history, None
+
+
+async def why_needless(client: PrefectClient, task_id: UUID) -> str | None:
+    """Why no attempt of a task is wanted any more; `None` if one is.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    try:
+        front = await client.read_flow_run(task_id)
+    except ObjectNotFound:
+        return "The run that it works for was deleted."
+    if front.state is None or not front.state.is_final():
+        return None
+    return f"The run that it works for has ended: {front.state.name}."
+
+
+async def _end_needless(
+    client: PrefectClient,
+    flow_run: FlowRun,
+    task_id: UUID,
+    history: tuple[Attempt, ...],
+    why: str,
+) -> None:
+    """An attempt run that must not start; its row is closed if it has one."""
+    if history and history[-1].status is AttemptStatus.SCHEDULED:
+        closed = dataclasses.replace(
+            history[-1],
+            flow_run_id=history[-1].flow_run_id or str(flow_run.id),
+            status=AttemptStatus.CANCELLED,
+            decision=why,
+            ended=utc_now().isoformat(),
+            ended_task=True,
+            never_started=True,
+        )
+        await write_attempts(client, task_id, [closed], summary=True)
+    await transitions.cancel_for_good(client, flow_run.id, why)
 
 
 async def _held_run_of(client: PrefectClient, row: Attempt) -> FlowRun | None:

@@ -25,14 +25,13 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import AwaitingRetry
 
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.lost_contact import OUR_WORKER_TYPES
-from prefect_heteroflow.attempts.orphans import planned as planned_resources
 from prefect_heteroflow.attempts.reconcile import create_planned, number_of
+from prefect_heteroflow.attempts.rerouting import elsewhere
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.job_values import JobValueError
-from prefect_heteroflow.core.policy import RetryStrategy
 from prefect_heteroflow.core.resources import Cluster
-from prefect_heteroflow.core.routing import Route, awaited_nodes, fits, route
+from prefect_heteroflow.core.routing import awaited_nodes
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_many_attempts, write_attempts
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
 _LEASE_SECONDS = 60.0
-_AWAITING_RETRY = str(AwaitingRetry().name)
+AWAITING_RETRY = str(AwaitingRetry().name)
 """Every attempt that a worker has planned waits in this state."""
 
 
@@ -70,6 +69,7 @@ class Stranded:
     def __init__(self, worker: RetryingWorker, logger: Any) -> None:
         self._worker = worker
         self._logger = logger
+        self._guard = Guard()
         self._pools = _AwaySince()
         self._nodes = _AwaySince()
 
@@ -91,7 +91,8 @@ class Stranded:
         for run in waiting:
             history = histories.get(transitions.task_id_of(run))
             if history is not None and history[-1].status is AttemptStatus.SCHEDULED:
-                await self._look_at(run, history[-1], cluster)
+                with self._guard.over(f"Run '{run.name}', which waits,", self._logger):
+                    await self._look_at(run, history[-1], cluster)
 
     async def _waiting_in(
         self, pools: Collection[str], timeout: float, *, planned: bool = False
@@ -99,7 +100,7 @@ class Stranded:
         """Runs that are overdue by that time; those that no worker has planned only if wanted."""
         if not pools:
             return []
-        names = [_AWAITING_RETRY] if planned else None
+        names = [AWAITING_RETRY] if planned else None
         before = utc_now() - timedelta(seconds=timeout)
         return await read_all_runs(
             self._worker.client,
@@ -117,7 +118,7 @@ class Stranded:
 
     async def _look_at(self, run: FlowRun, last: Attempt, cluster: Cluster) -> None:
         client = self._worker.client
-        found = await self._route(run, last, cluster)
+        found = await elsewhere(self._worker, run, last, cluster, pool=run.work_pool_name)
         if found is None:
             return
         async with lease(client, f"stranded_{run.id.hex}", seconds=_LEASE_SECONDS) as held:
@@ -136,58 +137,59 @@ class Stranded:
                 f" ({found.reason})."
             )
             self._logger.warning("Run %s: %s", run.id, reason)
-            await self._move(now, last, found.pool, reason)
+            await move_planned(self._worker, now, last, found.pool, reason)
 
-    async def _route(self, run: FlowRun, row: Attempt, cluster: Cluster) -> Route | None:
-        """To a live node elsewhere, if the run's strategy lets it go there."""
-        worker = self._worker
-        try:
-            configuration = await worker.configuration_for(run)
-            values = configuration.job_values(worker.heteroflow_settings)
-        except JobValueError:
-            return None  # whoever takes the run says so
-        if values.policy.retry_strategy is not RetryStrategy.RETRY_NEW_NODE:
-            return None
-        wanted = dataclasses.replace(values.resources, **planned_resources(row))
-        own = [node for node in cluster.nodes if node.pool == run.work_pool_name]
-        if any(node.takes_runs and fits(wanted, node) for node in own):
-            return None  # it takes the run when it has room
-        found = route(
-            wanted,
-            cluster,
-            current_pool=None,
-            containers=worker.starts_containers(run),
-        )
-        if not isinstance(found, Route) or found.node is None:
-            return None
-        return found
 
-    async def _move(self, run: FlowRun, planned: Attempt, pool: str, reason: str) -> None:
-        """Rows first: whoever comes after a worker that dies in between goes on from there."""
-        client, task_id = self._worker.client, transitions.task_id_of(run)
-        next_row = dataclasses.replace(planned, pool=pool, node=None, flow_run_id="")
-        if run.id == task_id:
-            await write_attempts(client, task_id, [next_row], summary=True)
-            await transitions.escalate(client, task_id, reason)
-            front = await client.read_flow_run(task_id)
-            await create_planned(self._worker, front)
-            return
-        number = number_of(run)
-        if planned.attempt == number:
-            never = dataclasses.replace(
-                planned,
-                flow_run_id=str(run.id),
-                status=AttemptStatus.CANCELLED,
-                decision=reason,
-                ended=utc_now().isoformat(),
-                never_started=True,
-            )
-            next_row = dataclasses.replace(next_row, attempt=number + 1)
-            await write_attempts(client, task_id, [never, next_row], summary=True)
-        ended = transitions.ended_state(transitions.ATTEMPT_FAILED, reason)
-        await transitions.finish(client, run.id, ended, force=True)
+async def move_planned(
+    worker: RetryingWorker,
+    run: FlowRun,
+    planned: Attempt,
+    pool: str,
+    reason: str,
+    *,
+    placement: dict[str, Any] | None = None,
+) -> None:
+    """Give a planned attempt a run of its own, in the place of the one that waits for it.
+
+    Rows first: whoever comes after a worker that dies in between goes on from there.
+
+    Args:
+        worker: Its client is used.
+        run: What waits: the front run, or an attempt run, which ends.
+        planned: The row of the attempt.
+        pool: Where it is to run.
+        reason: For row and states.
+        placement: Which nodes of the pool it may have, if it stays in its pool.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    client, task_id = worker.client, transitions.task_id_of(run)
+    next_row = dataclasses.replace(planned, pool=pool, node=None, flow_run_id="")
+    if run.id == task_id:
+        await write_attempts(client, task_id, [next_row], summary=True)
+        await transitions.escalate(client, task_id, reason)
         front = await client.read_flow_run(task_id)
-        await create_planned(self._worker, front, newest=number)
+        await create_planned(worker, front, placement=placement, why=reason)
+        return
+    number = number_of(run)
+    if planned.attempt == number:
+        never = dataclasses.replace(
+            planned,
+            flow_run_id=str(run.id),
+            status=AttemptStatus.CANCELLED,
+            decision=reason,
+            ended=utc_now().isoformat(),
+            never_started=True,
+        )
+        next_row = dataclasses.replace(next_row, attempt=number + 1)
+        await write_attempts(client, task_id, [never, next_row], summary=True)
+    else:  # a retry of the attempt run in its own pool
+        await write_attempts(client, task_id, [next_row], summary=True)
+    ended = transitions.ended_state(transitions.ATTEMPT_FAILED, reason)
+    await transitions.finish(client, run.id, ended, force=True)
+    front = await client.read_flow_run(task_id)
+    await create_planned(worker, front, newest=number, placement=placement, why=reason)
 
 
 def _pools_away(cluster: Cluster) -> set[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.client.schemas.objects import FlowRun
 
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.orchestration import task_bodies
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class UnwantedBodies:
     def __init__(self, worker: RetryingWorker, logger: Any) -> None:
         self._worker = worker
         self._logger = logger
+        self._guard = Guard()
         self._heard: dict[str, tuple[str | None, float]] = {}
         """Variable -> its last token, and since when by our own clock."""
         self._looked_at = 0.0
@@ -50,10 +52,12 @@ class UnwantedBodies:
         names = {str(run.labels.get(task_bodies.RUNNER_LABEL)) for run in runs}
         self._heard = {name: heard for name, heard in self._heard.items() if name in names}
         for run in runs:
-            why = await task_bodies.why_unwanted(client, run) or await self._why_silent(run, now)
-            if why is not None:
-                self._logger.warning("Run '%s' is ended: %s", run.name, why)
-                await task_bodies.end(client, run, why)
+            with self._guard.over(f"The body '{run.name}'", self._logger):
+                why = await task_bodies.why_unwanted(client, run)
+                why = why or await self._why_silent(run, now)
+                if why is not None:
+                    self._logger.warning("Run '%s' is ended: %s", run.name, why)
+                    await task_bodies.end(client, run, why)
         self._looked_at = now
 
     async def _why_silent(self, run: FlowRun, now: float) -> str | None:

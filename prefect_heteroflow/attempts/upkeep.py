@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,22 +14,27 @@ import anyio
 import anyio.abc
 import httpx
 from prefect.events import Event
+from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.backend import WorkerCannotStart
 from prefect_heteroflow.attempts.cancelling import close_cancelled
+from prefect_heteroflow.attempts.detached_runs import DetachedRuns
 from prefect_heteroflow.attempts.given_up import GivenUp
 from prefect_heteroflow.attempts.gpu_faults import watch_gpu_faults
+from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.held import close_refused, release_held
 from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import LOOK_SECONDS, Orphans
-from prefect_heteroflow.attempts.reconcile import reconcile
+from prefect_heteroflow.attempts.reconcile import finish_cancelling, go_on_with_escalated
 from prefect_heteroflow.attempts.retry_cleanup import remove_scratch_of_ended
 from prefect_heteroflow.attempts.stranded import Stranded
+from prefect_heteroflow.attempts.unwanted_attempts import UnwantedAttempts
 from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
 from prefect_heteroflow.core.breaker import UNLIMITED
 from prefect_heteroflow.orchestration import run_events, transitions
 from prefect_heteroflow.orchestration.breaker_store import BreakerBusy
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.insisting import is_passing
 from prefect_heteroflow.orchestration.leases import remove_left_leases
 from prefect_heteroflow.orchestration.wakeups import Wakeups
 
@@ -46,10 +53,13 @@ class Upkeep:
         self._worker = worker
         self._wakeups = wakeups
         self._logger = logger
+        self._guard = Guard()
         self._lost_contact = LostContact(worker, logger)
         self._given_up = GivenUp(worker, logger)
         self._orphans = Orphans(worker)
+        self._detached_runs = DetachedRuns(worker, logger)
         self._stranded = Stranded(worker, logger)
+        self._unwanted_attempts = UnwantedAttempts(worker, logger)
         self._unwanted_bodies = UnwantedBodies(worker, logger)
         self._has_adopted = False
         self._refused_seen_until: datetime | None = None
@@ -80,7 +90,8 @@ class Upkeep:
             try:
                 await step()
             except httpx.HTTPError as error:
-                self._logger.warning("The Prefect API does not answer: %s", error)
+                does = "does not answer" if is_passing(error) else "refuses a request"
+                self._logger.warning("The Prefect API %s: %s", does, error)
             except WorkerCannotStart:
                 raise
             except Exception:
@@ -88,29 +99,53 @@ class Upkeep:
             await anyio.sleep(seconds * (0.85 + 0.3 * random.random()))
 
     async def _reconcile(self) -> None:
-        if self._worker.is_set_up:
-            await reconcile(self._worker)
-            await self._given_up.look()
-            await self._lost_contact.look()
-            await self._unwanted_bodies.look()
-            if self._has_adopted:
-                await self._orphans.look()
-            await self._stranded.look()
-            await self._see_to_held()
-            await remove_scratch_of_ended(self._worker, self._logger)
+        worker, guard = self._worker, self._guard
+        if not worker.is_set_up:
+            return
+        steps: dict[str, Callable[[], Awaitable[None]]] = {
+            "cancelled runs": partial(finish_cancelling, worker, guard),
+            "attempts that run here": self._unwanted_attempts.look,
+            "attempts on other pools": partial(go_on_with_escalated, worker, guard),
+            "attempts that others have moved": self._given_up.look,
+            "runs of nodes that are away": self._lost_contact.look,
+            "bodies of tasks": self._unwanted_bodies.look,
+            "runs that this node has left": self._see_to_orphans,
+            "runs that wait for nodes": self._stranded.look,
+            "runs that wait in no queue": self._detached_runs.look,
+            "runs that wait for approval": self._release_held,
+            "runs that were cancelled while they waited": self._close_refused,
+            "scratch folders": partial(remove_scratch_of_ended, worker, self._logger),
+        }
+        for what, step in steps.items():
+            with guard.over(f"The look at {what}", self._logger):
+                await step()
+
+    async def _see_to_orphans(self) -> None:
+        if self._has_adopted:
+            await self._orphans.look()
 
     async def _remove_left_leases(self) -> None:
         if self._worker.is_set_up:
             await remove_left_leases(self._worker.client)
 
-    async def _see_to_held(self) -> None:
-        """Runs that wait for approval: released when their breaker lets them, closed if refused."""
+    async def _release_held(self) -> None:
+        """Runs that wait for approval go on when their breaker lets them."""
         client, policy = self._worker.client, self._worker.heteroflow_settings.breaker_policy
         pool = self._worker.node.pool if policy.max_restarts == UNLIMITED else None
         try:
-            await release_held(client, policy=policy, now=utc_now(), pool=pool)
-            now = utc_now()
-            await close_refused(client, now=now, seen_until=self._refused_seen_until)
+            await release_held(client, policy=policy, now=utc_now(), pool=pool, guard=self._guard)
+        except BreakerBusy as error:
+            self._logger.debug("%s", error)
+
+    async def _close_refused(self) -> None:
+        now = utc_now()
+        try:
+            await close_refused(
+                self._worker.client,
+                now=now,
+                seen_until=self._refused_seen_until,
+                guard=self._guard,
+            )
             self._refused_seen_until = now
         except BreakerBusy as error:
             self._logger.debug("%s", error)
@@ -139,7 +174,10 @@ class Upkeep:
             said = run.state.message if run.state is not None else None
             where = "" if run.work_pool_name is None else f" on pool {run.work_pool_name}"
             how = f"was cancelled: {said}" if said else "was cancelled by a user."
-            await close_cancelled(client, transitions.task_id_of(run), f"Its attempt{where} {how}")
+            with suppress(ObjectNotFound):  # the front run was deleted
+                await close_cancelled(
+                    client, transitions.task_id_of(run), f"Its attempt{where} {how}"
+                )
 
     async def _hear_xids(self) -> None:
         node = self._worker.node
