@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import FlowRunContext, TaskRunContext
-from prefect.logging.loggers import get_run_logger
+from prefect.logging.loggers import get_run_logger, task_run_logger
 from prefect.states import Cancelled
 from prefect.transactions import get_transaction
 from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.core.attempts import AttemptStatus
-from prefect_heteroflow.core.decide import decide
+from prefect_heteroflow.core.decide import decide, told_with_own_retries
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
 from prefect_heteroflow.core.policy import (
     UNLIMITED,
@@ -261,9 +261,9 @@ class TaskLife:
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
         decision = self._decide(outcome, diagnosis)
-        of_body = outcome.kind in ("raised", "timed_out")
-        self._failure = _Failure(decision=decision, of_body=of_body)
-        self._record(outcome, AttemptStatus.FAILED, diagnosis, decision)
+        self._failure = _Failure(decision=decision, of_body=_is_of_body(outcome))
+        told = self._told(outcome, diagnosis, decision)
+        self._record(outcome, AttemptStatus.FAILED, diagnosis, told)
         if isinstance(decision, Retry):
             self._resources = decision.resources
             if decision.resources.memory_mb > self._rules.resources.memory_mb:
@@ -350,7 +350,7 @@ class TaskLife:
     ) -> Decision:
         return decide(
             diagnosis,
-            policy=self._policy_of_next(),
+            policy=self._policy_of_next(of_body=_is_of_body(outcome)),
             resources=self._resources,
             pool=outcome.pool or self._places.home.pool,
             node=outcome.node,
@@ -366,13 +366,23 @@ class TaskLife:
         allowed = self._task.retries
         return OwnRetries(allowed=allowed, used=self._retries_granted) if allowed > 0 else None
 
-    def _policy_of_next(self) -> RetryPolicy:
+    def _told(self, outcome: TaskOutcome, diagnosis: Diagnosis, decision: Decision) -> Decision:
+        """The decision for people: of exceptions the task's own `retries` decide."""
+        own, error = self._own_retries(), outcome.exception
+        is_retried = error is None or isinstance(error, Exception)  # the engine retries no other
+        if own is None or not (_is_of_body(outcome) and is_retried):
+            return decision
+        delay = self._policy_of_next(of_body=True).retry_delay
+        return told_with_own_retries(decision, diagnosis, own, delay)
+
+    def _policy_of_next(self, *, of_body: bool) -> RetryPolicy:
         task: Any = self._task
         return policy_of_next(
             self._rules.policy,
             retries=task.retries,
             delays_seconds=task.retry_delay_seconds,
             granted=self._retries_granted,
+            of_body=of_body,
         )
 
     def _cluster(self) -> Cluster:
@@ -395,6 +405,8 @@ class TaskLife:
         condition = self._task.retry_condition_fn
         answer: Any = granted and (condition is None or condition(self._task, task_run, state))
         if not answer:
+            if granted and failure is not None:
+                self._tell_refusal(task_run)
             # The engine says that retries are exhausted, or that there were none.
             self.engine_task.retries = self._retries_granted
             return False
@@ -408,6 +420,15 @@ class TaskLife:
         self._budget_used += counts
         self.engine_task.retries = self._shown_retries(counts=counts)
         return answer
+
+    def _tell_refusal(self, task_run: TaskRun) -> None:
+        """The newest row says a retry that the task's own condition does not want."""
+        last = self._attempts[-1]
+        why = f"{last.row.failure} ({last.row.rule}): {(last.row.reason or '').rstrip('. ')}"
+        row = replace(last.row, decision=f"{why}; the task's `retry_condition_fn` wants no retry")
+        self._attempts[-1] = replace(last, row=row)
+        logger = task_run_logger(task_run, self._task)
+        self._rows.write(self._attempts, task_run.flow_run_id, logger)
 
     def _shown_retries(self, *, counts: bool) -> int:
         """What the engine's log shows as the number of retries."""
@@ -445,3 +466,7 @@ class TaskLife:
         if diagnosis is not None and decision is not None and outcome.kind != "raised":
             logger.warning("Attempt %s: %s", attempt.row.attempt, decision.reason)
         self._rows.write(self._attempts, context.task_run.flow_run_id, logger)
+
+
+def _is_of_body(outcome: TaskOutcome) -> bool:
+    return outcome.kind in ("raised", "timed_out")
