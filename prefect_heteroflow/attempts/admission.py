@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from prefect_heteroflow.attempts.orphans import planned as planned_resources
+from prefect_heteroflow.attempts.rerouting import planned as planned_resources
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.job_values import JobValues, boost_gpu_inference_memory
 from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy

@@ -117,6 +117,27 @@ def without_deployment(decision: Decision, diagnosis: Diagnosis) -> Decision:
     )
 
 
+def told_with_own_retries(
+    decision: Decision, diagnosis: Diagnosis, own: OwnRetries, delay: float
+) -> Decision:
+    """The decision with what truly follows as its reason, after an exception of a task's body.
+
+    Prefect's engine retries it as often as the task says, whatever the policy would do.
+
+    Args:
+        decision: The policy's.
+        diagnosis: Why the attempt failed.
+        own: What the task says.
+        delay: Seconds that the engine waits before the next retry.
+    """
+    if isinstance(decision, Retry):
+        return decision  # it is bounded and delayed by the same figures
+    follows = own.spent_text
+    if own.used < own.allowed:
+        follows = f"the task's own retries: {own.next_text} in {_seconds(delay)}"
+    return replace(decision, reason=f"{_cause(diagnosis)}; {follows}")
+
+
 def _refusal(diagnosis: Diagnosis, policy: RetryPolicy) -> Stop | None:
     """The stop that needs no look at nodes, history and numbers."""
     failure, cause = diagnosis.failure, _cause(diagnosis)
@@ -163,22 +184,19 @@ class _Budget:
 
     @property
     def spent_text(self) -> str:
-        own = self._tighter
-        if own is not None and own.allowed == 1:
-            return "the task's only retry is used"
-        if own is not None:
-            return f"all {own.allowed} retries of the task are used"
+        if self._tighter is not None:
+            return self._tighter.spent_text
         if self.allowed == 1:
             return f"the only retry of {self.setting} is used"
         return f"all {self.allowed} retries of {self.setting} are used"
 
     @property
     def next_text(self) -> str:
-        word = "retry" if self.name == "retry" else "infrastructure retry"
+        kind = "" if self.name == "retry" else "infrastructure "
         if self._tighter is not None:
-            return f"{word} {self._tighter.used + 1} of {self._tighter.allowed}"
+            return f"{kind}{self._tighter.next_text}"
         limit = "(no limit)" if self.allowed == UNLIMITED else f"of {self.allowed}"
-        return f"{word} {self.used + 1} {limit}"
+        return f"{kind}retry {self.used + 1} {limit}"
 
 
 def _budget(

@@ -88,7 +88,7 @@ def diagnose_exception(
 def _one(info: ExceptionInfo, *, trusts_messages: bool) -> tuple[Role, Diagnosis] | None:
     name = info.type_names[0] if info.type_names else "Exception"
     text = f"{name.removeprefix('builtins.')}: {info.message}"
-    matches = _matches(text)
+    matches = _matches(info.message if name.startswith(_PREFECTS) else text)
     if not (trusts_messages or _is_transient_by_type(info, name)):
         matches = [match for match in matches if not _is_transient(match.rule.failure)]
     if matches:
@@ -120,6 +120,10 @@ _CLIENT_LIBRARIES = frozenset(
 """Clients of servers: what their errors say, the other side or the connection has said."""
 
 
+_PREFECTS = "prefect.exceptions."
+"""Types by which Prefect steers runs: `FlowPauseTimeout` is a decision, not a passing trouble."""
+
+
 def _matches(text: str) -> list[Match]:
     return [
         match
@@ -137,6 +141,8 @@ def _is_transient_by_type(info: ExceptionInfo, name: str) -> bool:
         return True
     if "builtins.OSError" in info.type_names and "[Errno " in info.message:
         return True
+    if name.startswith(_PREFECTS):
+        return False
     known = next((TYPES[base] for base in info.type_names if base in TYPES), None)
     if _is_transient(known):
         return True

@@ -110,6 +110,18 @@ class OwnRetries:
     used: int
     """Retries that it has had."""
 
+    @property
+    def spent_text(self) -> str:
+        """That there are no more, for people."""
+        if self.allowed == 1:
+            return "the task's only retry is used"
+        return f"all {self.allowed} retries of the task are used"
+
+    @property
+    def next_text(self) -> str:
+        """Which retry comes next, for people."""
+        return f"retry {self.used + 1} of {self.allowed}"
+
 
 def delay_seconds(policy: RetryPolicy, n: int, jitter_fraction: float) -> float:
     """Seconds before retry `n`, 1 for the first, jitter included.

@@ -54,5 +54,7 @@ def asks_text(resources: Resources) -> str:
     """What an attempt asks for, as its author wrote it."""
     asked = f"memory_mb={resources.memory_mb}"
     if resources.gpu_count:
-        asked += f", gpu_count={resources.gpu_count}, gpu_memory_mb={resources.gpu_memory_mb}"
+        asked += f", gpu_count={resources.gpu_count}"
+        if resources.gpu_memory_mb is not None:
+            asked += f", gpu_memory_mb={resources.gpu_memory_mb}"
     return asked

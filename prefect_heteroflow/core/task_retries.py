@@ -15,6 +15,7 @@ def policy_of_next(
     retries: int,
     delays_seconds: float | Sequence[float] | None,
     granted: int,
+    of_body: bool = False,
 ) -> RetryPolicy:
     """The policy with the task's own delay before the next retry, if it has one.
 
@@ -24,10 +25,14 @@ def policy_of_next(
         delays_seconds: `retry_delay_seconds` of the task: one for all retries, or one for each, the
             last of them for all that follow.
         granted: Retries that it has had.
+        of_body: An exception of the body failed, which Prefect's engine retries: without a delay of
+            the task it does so at once.
     """
-    if retries <= 0 or not delays_seconds:
+    if retries <= 0 or not (delays_seconds or of_body):
         return policy
-    if isinstance(delays_seconds, Sequence):
+    if not delays_seconds:
+        delays_seconds = 0.0
+    elif isinstance(delays_seconds, Sequence):
         delays_seconds = delays_seconds[min(granted, len(delays_seconds) - 1)]
     return replace(
         policy,

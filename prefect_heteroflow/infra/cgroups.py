@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from prefect_heteroflow.core.units import bytes_to_mb_ceil
 from prefect_heteroflow.infra import launch
+from prefect_heteroflow.infra.resource_trackers import TrackersLast
 
 GROUP_PREFIX = "heteroflow."
 _CHUNK_BYTES = 1 << 16
@@ -186,14 +187,16 @@ def read_pids(path: Path) -> list[int]:
 
 
 def kill_group(path: Path, *, seconds: float = KILL_SECONDS) -> bool:
-    """SIGKILL until the group is empty; False if it is not after `seconds`."""
+    """SIGKILL until the group is empty, trackers last; False if it is not after `seconds`."""
     deadline = time.monotonic() + seconds
+    order = TrackersLast()
     while pids := read_pids(path):
+        due = order.due(pids)
         # `cgroup.kill` (v2, Linux 5.14) takes forking processes in one go; the loop is for others.
         with contextlib.suppress(OSError):
-            if (path / "cgroup.kill").exists():
+            if due == pids and (path / "cgroup.kill").exists():
                 (path / "cgroup.kill").write_text("1")
-        for pid in pids:
+        for pid in due:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from prefect_heteroflow.infra.resource_trackers import TrackersLast
+
 
 def end_leftovers(marks: Mapping[str, str], *, grace_seconds: float = 5.0) -> int:
     """End every process whose environment has all of these variables with these values.
 
-    SIGTERM first, SIGKILL after `grace_seconds`. It blocks until they are gone, or for a second
-    after SIGKILL. This process and those above it are left alone.
+    SIGTERM first, SIGKILL after `grace_seconds`, and of trackers another second later. It blocks
+    until they are gone, or for a second after SIGKILL. This process and those above it are left
+    alone.
 
     Args:
         marks: The attempt's variables, as `HETEROFLOW_TASK_ID` and `HETEROFLOW_ATTEMPT`.
@@ -38,8 +41,11 @@ def end_leftovers(marks: Mapping[str, str], *, grace_seconds: float = 5.0) -> in
                 found[pid] = descriptor
         _signal_all(found, signal.SIGTERM)
         if not _all_gone(found, grace_seconds):
-            _signal_all(found, signal.SIGKILL)
-            _all_gone(found, 1.0)
+            order = TrackersLast(grace_seconds=1.0)  # beyond that they hold up the next attempt
+            _signal_all({pid: found[pid] for pid in order.due(list(found))}, signal.SIGKILL)
+            if not _all_gone(found, 1.0):
+                _signal_all(found, signal.SIGKILL)
+                _all_gone(found, 1.0)
     finally:
         for descriptor in found.values():
             os.close(descriptor)

@@ -21,6 +21,7 @@ import psutil
 
 from prefect_heteroflow.core.units import bytes_to_mb_ceil, mb_to_bytes
 from prefect_heteroflow.infra.cgroups import KILL_SECONDS, launcher_command
+from prefect_heteroflow.infra.resource_trackers import TrackersLast
 
 SAMPLE_SECONDS = 0.1
 SEARCH_SECONDS = 1.0
@@ -173,11 +174,12 @@ class ResidentMemoryWatcher:
             return list(self._known)
 
     def _kill(self, *, for_memory: bool = False) -> bool:
-        """SIGKILL until none is left; False if some live on."""
+        """SIGKILL until none is left, trackers last; False if some live on."""
         killed: set[int] = set()
+        order = TrackersLast()
         deadline = time.monotonic() + KILL_SECONDS
         while pids := self._find(search=True):
-            for pid in pids:
+            for pid in order.due(pids):
                 if for_memory and pid not in killed:
                     # Counted first: whoever waits for the process reads the count at its end.
                     killed.add(pid)

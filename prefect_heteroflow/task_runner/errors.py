@@ -122,13 +122,16 @@ def as_task_error(cause: BaseException, origin: Origin) -> BaseException:
     """The exception of a body, as its own type and as `HeteroTaskError` in one.
 
     What is no `Exception` (`SystemExit`, `KeyboardInterrupt`, Prefect's own signals) comes back as
-    it is: it has a meaning that must not change.
+    it is, with its origin noted on it: it has a meaning that must not change.
 
     Args:
         cause: The exception of the body, rebuilt in this process.
         origin: Where it came from.
     """
-    if not isinstance(cause, Exception) or isinstance(cause, HeteroTaskError):
+    if isinstance(cause, HeteroTaskError):
+        return cause
+    if not isinstance(cause, Exception):
+        cause.__dict__["_heteroflow_origin"] = origin  # it is the body's word, not a signal to us
         return cause
     origin = Origin(
         node=origin.node,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from prefect_heteroflow.core.decide import told_with_own_retries
+from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.policy import UNLIMITED, Decision, OwnRetries, Retry, RetryPolicy
 from prefect_heteroflow.core.task_retries import policy_of_next
 
@@ -49,7 +51,15 @@ class GrantedRetries:
         allowed = self._task.retries
         return OwnRetries(allowed=allowed, used=self._granted) if allowed > 0 else None
 
-    def policy_of_next(self) -> RetryPolicy:
+    def told(self, decision: Decision, diagnosis: Diagnosis) -> Decision:
+        """The decision for people about an exception: the task's own `retries` decide, if any."""
+        own = self.own()
+        if own is None:
+            return decision
+        delay = self.policy_of_next(of_body=True).retry_delay
+        return told_with_own_retries(decision, diagnosis, own, delay)
+
+    def policy_of_next(self, *, of_body: bool) -> RetryPolicy:
         """The policy that decides about the next failure."""
         task: Any = self._task
         return policy_of_next(
@@ -57,7 +67,21 @@ class GrantedRetries:
             retries=task.retries,
             delays_seconds=task.retry_delay_seconds,
             granted=self._granted,
+            of_body=of_body,
         )
+
+    def grants(self, failure: DecidedFailure | None) -> bool:
+        """Whether there is a retry to be had after that failure, before the task's own condition.
+
+        Args:
+            failure: Of the last attempt; `None` if the body ran in the flow's own process.
+        """
+        if self._is_theirs(failure):
+            return self._granted < self._task.retries
+        return failure is not None and isinstance(failure.decision, Retry)
+
+    def _is_theirs(self, failure: DecidedFailure | None) -> bool:
+        return failure is None or (failure.of_body and self._task.retries > 0)
 
     def answer(
         self,
@@ -78,13 +102,9 @@ class GrantedRetries:
         decision = failure.decision if failure is not None else None
         delay: Any = self._task.retry_delay_seconds
         jitter = self._task.retry_jitter_factor
-        theirs = failure is None or (failure.of_body and said)
-        if theirs:
-            granted = said and self._granted < self._task.retries
-        else:
-            granted = isinstance(decision, Retry)
-            if isinstance(decision, Retry) and not (said and delay):
-                delay, jitter = decision.delay_seconds, None
+        theirs, granted = self._is_theirs(failure), self.grants(failure)
+        if not theirs and isinstance(decision, Retry) and not (said and delay):
+            delay, jitter = decision.delay_seconds, None
         condition = self._task.retry_condition_fn
         answer: Any = granted and (condition is None or condition(self._task, task_run, state))
         if not answer:

@@ -326,7 +326,9 @@ def _judge(
         if reply.kind == "unportable":
             return _outcome(pool, kind="unportable", text=reply.text, **facts)
         return _outcome(pool, kind="raised", evidence=evidence, **_exception_of(reply), **facts)
-    text = f"its run '{run.name}' on pool {pool} ended as {state.name}: {state.message}"
+    text = f"its run '{run.name}' on pool {pool} ended as {state.name}"
+    if row is None or row.reason is None:  # else the state's message is that, and what it decided
+        text = f"{text}: {state.message}"
     return _outcome(pool, kind="died", text=text, diagnosis=_diagnosis(row, text), **facts)
 
 

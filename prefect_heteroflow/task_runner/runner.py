@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
+from prefect.exceptions import Abort, ExternalSignal
 from prefect.logging.loggers import get_run_logger
 from prefect.settings.context import get_current_settings
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -21,6 +23,7 @@ from prefect_heteroflow.core.task_requirements import Requirements, exception_na
 from prefect_heteroflow.orchestration.nodes import read_cluster
 from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.task_runner.children import Children
+from prefect_heteroflow.task_runner.errors import origin_of
 from prefect_heteroflow.task_runner.home import own_pool, read_home
 from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producers, not_read
@@ -202,8 +205,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         super().cancel_all()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        # An exception of the flow lets the tasks end, as with threads; a signal does not.
-        self._ends_by_force = exc_value is not None and not isinstance(exc_value, Exception)
+        self._ends_by_force = _asks_for_the_end(exc_value)
         try:
             super().__exit__(exc_type, exc_value, traceback)
         finally:
@@ -306,6 +308,19 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
 def default_max_workers() -> int:
     """Bodies that run at once when nothing is said: the CPUs and 4, at most 32."""
     return min(32, (os.cpu_count() or 1) + 4)
+
+
+_SIGNALS = (KeyboardInterrupt, ExternalSignal, asyncio.CancelledError, Abort)
+"""Ctrl-C, SIGTERM, a timeout or SIGTERM within an event loop, and a run that goes on elsewhere."""
+
+
+def _asks_for_the_end(error: BaseException | None) -> bool:
+    """Whether tasks shall not outlive a flow that ends like that.
+
+    What else a flow raises lets them end, as with threads: its exceptions, `sys.exit`, and what a
+    body raised, as the result of a task.
+    """
+    return isinstance(error, _SIGNALS) and origin_of(error).attempt is None
 
 
 def _template_maker() -> Callable[[], Template]:

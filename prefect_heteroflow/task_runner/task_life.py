@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import FlowRunContext, TaskRunContext
-from prefect.logging.loggers import get_run_logger
+from prefect.logging.loggers import get_run_logger, task_run_logger
 from prefect.states import Cancelled
 from prefect.transactions import get_transaction
 from prefect.utilities.callables import call_with_parameters
@@ -253,9 +253,13 @@ class TaskLife:
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
         decision = self._decide(outcome, diagnosis)
-        of_body = outcome.kind in ("raised", "timed_out")
+        of_body = _is_of_body(outcome)
         self._failure = DecidedFailure(decision=decision, of_body=of_body)
-        self._record(outcome, AttemptStatus.FAILED, diagnosis, decision)
+        told = decision
+        # The engine retries no other exceptions.
+        if of_body and isinstance(outcome.exception, Exception | None):
+            told = self._retries.told(decision, diagnosis)
+        self._record(outcome, AttemptStatus.FAILED, diagnosis, told)
         if isinstance(decision, Retry):
             self._resources = decision.resources
             if decision.resources.memory_mb > self._rules.resources.memory_mb:
@@ -342,7 +346,7 @@ class TaskLife:
     ) -> Decision:
         return decide(
             diagnosis,
-            policy=self._retries.policy_of_next(),
+            policy=self._retries.policy_of_next(of_body=_is_of_body(outcome)),
             resources=self._resources,
             pool=outcome.pool or self._places.home.pool,
             node=outcome.node,
@@ -359,7 +363,20 @@ class TaskLife:
 
     def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:
         """The retry condition that the engine asks after a failure."""
-        return self._retries.answer(self._failure, self.engine_task, task_run, state)
+        failure = self._failure
+        answer: Any = self._retries.answer(failure, self.engine_task, task_run, state)
+        if not answer and failure is not None and self._retries.grants(failure):
+            self._tell_refusal(task_run)
+        return answer
+
+    def _tell_refusal(self, task_run: TaskRun) -> None:
+        """The newest row says a retry that the task's own condition does not want."""
+        last = self._attempts[-1]
+        why = f"{last.row.failure} ({last.row.rule}): {(last.row.reason or '').rstrip('. ')}"
+        row = replace(last.row, decision=f"{why}; the task's `retry_condition_fn` wants no retry")
+        self._attempts[-1] = replace(last, row=row)
+        logger = task_run_logger(task_run, self._task)
+        self._rows.write(self._attempts, task_run.flow_run_id, logger)
 
     # ---- what users see ----------------------------------------------------------------------
 
@@ -386,3 +403,7 @@ class TaskLife:
         if diagnosis is not None and decision is not None and outcome.kind != "raised":
             logger.warning("Attempt %s: %s", attempt.row.attempt, decision.reason)
         self._rows.write(self._attempts, context.task_run.flow_run_id, logger)
+
+
+def _is_of_body(outcome: TaskOutcome) -> bool:
+    return outcome.kind in ("raised", "timed_out")

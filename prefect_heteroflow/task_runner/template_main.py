@@ -21,6 +21,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from prefect_heteroflow.infra.resource_trackers import TrackersLast
+
 _PR_SET_CHILD_SUBREAPER = 36
 _MESSAGE_BYTES = 1 << 20
 OOM_SCORE_ADJ = "500"
@@ -68,6 +70,7 @@ class _Template:
         self._control = control
         self._children: dict[int, int] = {}
         """Process id -> number of the child."""
+        self._orphans = TrackersLast()
 
     def serve(self) -> None:
         wake, woken = socket.socketpair()
@@ -78,15 +81,21 @@ class _Template:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(wake, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
+        is_over = False
+        while not (is_over and not own_children()):
+            seconds = self._orphans.seconds_left()
+            milliseconds = None if seconds is None else 1000 * seconds + 1
+            ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
             if wake.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
                 self._reap()
             if self._control.fileno() in ready and not self._obey((wake, woken)):
-                self._end_all()
-                return
+                # The flow's process is gone: nobody waits for any of them.
+                is_over = True
+                poll.unregister(self._control)
+                self._children.clear()
+            self._end_orphans()
 
     def _obey(self, own: tuple[socket.socket, ...]) -> bool:
         """Do what the next message asks for; False at the end of the conversation."""
@@ -148,25 +157,16 @@ class _Template:
             child = self._children.pop(pid, None)
             if child is None:
                 continue  # an orphan that was inherited, and ended
-            self._end_orphans()
+            self._end_orphans()  # before anybody hears of its end
             code = os.waitstatus_to_exitcode(status)
             self._tell({"child": child, "status": code})
 
     def _end_orphans(self) -> None:
         """End what children left behind: everything below us that we did not fork."""
-        for pid in own_children():
-            if pid not in self._children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _end_all(self) -> None:
-        """The flow's process is gone: nobody waits for any of them."""
-        while pids := own_children():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)
+        left = [pid for pid in own_children() if pid not in self._children]
+        for pid in self._orphans.due(left):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the other end is gone: `_obey` sees that too

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from prefect.exceptions import (
+    Abort,
+    CrashedRun,
+    FlowPauseTimeout,
+    FlowRunWaitTimeout,
+    MissingResult,
+    Pause,
+    TerminationSignal,
+    UnfinishedRun,
+)
 
 from prefect_heteroflow.core.classify import diagnose
 from prefect_heteroflow.core.failures import Evidence, ExceptionInfo, FailureClass
@@ -18,6 +28,10 @@ class Told(Exception):
 
 class FetchTimeoutError(Exception):
     """One whose name says what it is."""
+
+
+class OwnPauseTimeout(FlowPauseTimeout):
+    """The same, of somebody who knows what Prefect has."""
 
 
 def named(name: str, message: str, *bases: str) -> ExceptionInfo:
@@ -70,6 +84,17 @@ def raised_from(error: Exception, cause: Exception) -> ExceptionInfo:
         ),
         (exception_info(MemoryError()), FailureClass.CPU_OUT_OF_MEMORY, None),
         (exception_info(PermissionError(13, "no")), FailureClass.PERMISSION_DENIED, None),
+        (exception_info(FlowPauseTimeout("never resumed")), APPLICATION, APPLICATION),
+        (exception_info(FlowRunWaitTimeout("still runs")), APPLICATION, APPLICATION),
+        (exception_info(CrashedRun("Crash detected")), APPLICATION, APPLICATION),
+        (exception_info(UnfinishedRun("is Pending")), APPLICATION, APPLICATION),
+        (exception_info(MissingResult("no value")), APPLICATION, APPLICATION),
+        (exception_info(Abort("not allowed")), APPLICATION, APPLICATION),
+        (exception_info(Pause("paused")), APPLICATION, APPLICATION),
+        (raised_from(FlowPauseTimeout("never resumed"), TimeoutError("mine")), NETWORK, NETWORK),
+        (exception_info(OwnPauseTimeout("near miss: an own type")), NETWORK, NETWORK),
+        (exception_info(TerminationSignal(15)), FailureClass.TASK_CANCELLED, None),
+        (named("prefect_x.exceptions.FlowPauseTimeout", "near miss"), NETWORK, NETWORK),
     ],
     ids=lambda value: (
         ""

@@ -105,8 +105,9 @@ def test_what_the_flow_run_has_is_not_called_what_its_node_has() -> None:
             Resources(memory_mb=1200, gpu_count=1, gpu_memory_mb=8192),
             "memory_mb=1200, gpu_count=1, gpu_memory_mb=8192",
         ),
+        (Resources(memory_mb=1200, gpu_count=3), "memory_mb=1200, gpu_count=3"),
     ],
-    ids=["memory alone", "a GPU"],
+    ids=["memory alone", "a GPU", "any three GPUs"],
 )
 def test_what_is_asked_for_is_told_as_it_is_written(asked: Resources, said: str) -> None:
     assert asks_text(asked) == said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefect_heteroflow.core.attempts import Attempt
+from prefect_heteroflow.core.decide import told_with_own_retries
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.policy import (
     Decision,
@@ -17,7 +18,7 @@ from prefect_heteroflow.core.policy import (
 )
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next
-from tests.core.policy_cases import cluster, failed, node, what_follows
+from tests.core.policy_cases import cluster, diagnosis, failed, node, what_follows
 from tests.core.policy_cases import retry as retry_of
 from tests.core.policy_cases import stop as stop_of
 
@@ -71,6 +72,41 @@ def after(
         own_retries=own,
         policy=RetryPolicy(max_retries=3 if own is None else own.allowed),
     )
+
+
+@pytest.mark.parametrize(
+    ("delays_seconds", "expected"), [(None, 0.0), ([], 0.0), (7, 7.0), ([1, 5], 1.0)]
+)
+def test_exception_of_a_body_is_retried_at_once_unless_the_task_has_a_delay(
+    delays_seconds: float | list[float] | None, expected: float
+) -> None:
+    policy = policy_of_next(
+        RetryPolicy(), retries=2, delays_seconds=delays_seconds, granted=0, of_body=True
+    )
+    assert policy.retry_delay == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (OwnRetries(allowed=2, used=0), "; the task's own retries: retry 1 of 2 in 3 s"),
+        (OwnRetries(allowed=2, used=1), "; the task's own retries: retry 2 of 2 in 3 s"),
+        (OwnRetries(allowed=2, used=2), "; all 2 retries of the task are used"),
+        (OwnRetries(allowed=1, used=1), "; the task's only retry is used"),
+    ],
+)
+def test_stop_after_an_exception_is_told_with_what_the_task_says(
+    own: OwnRetries, said: str
+) -> None:
+    stop = stop_of(after(FailureClass.APPLICATION_ERROR, own=None))
+    told = told_with_own_retries(stop, diagnosis(FailureClass.APPLICATION_ERROR), own, 3.0)
+    assert told.reason == f"ApplicationError (a-rule): Because of this{said}"
+
+
+def test_retry_of_the_policy_is_told_as_it_is() -> None:
+    own = OwnRetries(allowed=2, used=0)
+    cause = diagnosis(FailureClass.NETWORK_TIMEOUT)
+    assert told_with_own_retries(retry(), cause, own, 3.0) == retry()
 
 
 @pytest.mark.parametrize(

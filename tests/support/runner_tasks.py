@@ -18,6 +18,8 @@ from prefect_heteroflow import current_attempt
 from prefect_heteroflow.task_runner.requirements import requires
 
 MIB = 1024 * 1024
+held: list[Any] = []
+"""What a body keeps open after its return."""
 
 
 @task
@@ -93,6 +95,20 @@ def start_daemon(folder: str) -> int:
     subprocess.run([sys.executable, "-c", script, str(file)], check=True)
     wait_for_file(file)
     os._exit(3)
+
+
+@task
+def hold_shared_memory(folder: str, is_killed: bool | None = None) -> None:
+    """Writes the name of its memory and the pid of the tracker; waits if nothing is said."""
+    tracker = import_module("multiprocessing.resource_tracker")
+    memory = import_module("multiprocessing.shared_memory")
+    held.append(memory.SharedMemory(create=True, size=MIB))
+    Path(folder, "partly").write_text(f"{held[-1].name} {tracker._resource_tracker._pid}")
+    Path(folder, "partly").rename(Path(folder, "started"))
+    if is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while is_killed is None:
+        time.sleep(60)
 
 
 @task(log_prints=True)

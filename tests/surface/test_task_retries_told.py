@@ -74,3 +74,43 @@ def test_exception_after_a_lost_attempt_is_not_retried_beyond_the_retries_of_the
 
     ids_of(killed_then_raises)
     assert starts.read_text() == "xx"
+
+
+def decisions_of(one_task: Any, api: Api) -> list[str]:
+    _, task_run_id = ids_of(one_task)
+    return [row["decision"] for row in api.rows(task_run_id)]
+
+
+def test_rows_of_an_exception_tell_the_retries_that_the_task_asks_for(api: Api) -> None:
+    """The policy retries no application error; Prefect's engine does, as often as the task says."""
+
+    @task(retries=1, retry_delay_seconds=0.5)
+    def raises() -> None:
+        raise ValueError("no such day")
+
+    first, last = decisions_of(raises, api)
+    assert first.endswith("`ValueError`; the task's own retries: retry 1 of 1 in 0.5 s")
+    assert last.endswith("`ValueError`; the task's only retry is used")
+
+
+def test_row_of_a_transient_exception_tells_that_a_task_without_a_delay_is_retried_at_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{PREFIX}RETRY_DELAY", "30")
+
+    @task(retries=1)
+    def raises() -> None:
+        raise ConnectionResetError("reset")
+
+    first, last = decisions_of(raises, api)
+    assert first.endswith("retry 1 of 1 in 0 s")
+    assert last.endswith("the task's only retry is used")
+
+
+def test_row_tells_that_the_condition_of_the_task_wants_no_retry(api: Api) -> None:
+    @task(retries=1, retry_condition_fn=lambda task, run, state: False)
+    def raises() -> None:
+        raise ValueError("no such day")
+
+    (only,) = decisions_of(raises, api)
+    assert only.endswith("`ValueError`; the task's `retry_condition_fn` wants no retry")

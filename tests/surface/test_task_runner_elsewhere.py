@@ -143,6 +143,18 @@ def test_body_that_is_killed_elsewhere_is_diagnosed_by_the_worker_there() -> Non
     assert (caught.value.signal, caught.value.exit_code) == (11, None)
 
 
+def test_error_of_a_body_that_leaves_elsewhere_says_once_why_and_what_follows() -> None:
+    """The inner run is never retried; that is our way of running it and nobody's setting."""
+    leaves = requires(memory_mb=4096)(runner_tasks.leave.with_options(retries=0))
+    state, _ = run_one(leaves, 3, max_retries=0)
+    with pytest.raises(WorkerDiedError) as caught:
+        state.result()
+    text = str(caught.value)
+    assert text.count("exit code 3") == 1
+    assert text.endswith("retries are off (max_retries 0)")
+    assert "no_retry" not in text
+
+
 def test_body_elsewhere_that_runs_out_of_time_is_not_retried(api: Api) -> None:
     """As at home."""
     task = requires(memory_mb=4096)(runner_tasks.sleep_for.with_options(timeout_seconds=2))
