@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from prefect_heteroflow import HeteroTaskRunner
 from tests.support import runner_tasks
 
 
-def main(folder: str, body: str, grace_seconds: float) -> None:
+def main(folder: str, body: str, grace_seconds: float, *, in_a_loop: bool) -> None:
     runner = HeteroTaskRunner(max_workers=1, cancel_grace_seconds=grace_seconds)
 
     @flow(task_runner=runner, name="cancelled")
@@ -22,8 +23,16 @@ def main(folder: str, body: str, grace_seconds: float) -> None:
         running.wait()
         waiting.wait()
 
-    cancelled()
+    @flow(task_runner=runner, name="cancelled")
+    async def cancelled_in_a_loop() -> None:
+        getattr(runner_tasks, body).submit(folder)
+        await asyncio.Event().wait()
+
+    if in_a_loop:
+        asyncio.run(cancelled_in_a_loop())
+    else:
+        cancelled()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), in_a_loop="in-a-loop" in sys.argv[4:])

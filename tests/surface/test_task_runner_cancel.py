@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def running_flow(
-    server: PrefectServer, folder: Path, body: str, *, grace_seconds: float
+    server: PrefectServer, folder: Path, body: str, *more: str, grace_seconds: float
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The flow in a process of its own, once its body runs."""
     command = [sys.executable, "-m", "tests.support.cancelled_flow"]
     log = (folder / "log").open("wb")
     process = subprocess.Popen(
-        [*command, str(folder), body, str(grace_seconds)],
+        [*command, str(folder), body, str(grace_seconds), *more],
         env=server.env(PYTHONPATH=str(ROOT)),
         cwd=ROOT,
         stdout=log,
@@ -81,6 +81,17 @@ def _run(runs: list[dict[str, Any]]) -> bool:
 def _ended(runs: list[dict[str, Any]]) -> list[tuple[str, int]] | None:
     states = [(run["state_type"], run["run_count"]) for run in runs]
     return states if len(states) == 2 and all(kind == "CANCELLED" for kind, _ in states) else None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_running_body_of_an_async_flow_is_interrupted(
+    server: PrefectServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    """There the signal arrives as a cancelled task of the event loop."""
+    with running_flow(server, tmp_path, "wait_forever", "in-a-loop", grace_seconds=60) as process:
+        process.send_signal(number)
+        process.wait(40)
+        assert (tmp_path / "started-interrupted").exists()
 
 
 def test_body_that_ignores_the_interrupt_is_ended_after_the_grace_time(
