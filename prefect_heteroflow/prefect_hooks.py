@@ -64,6 +64,8 @@ class PrefectHooks(_Base):
 
     _placements: Placements | None
     lives: Lives
+    runs_once = False
+    """It polls once, and stops when what it took has ended."""
 
     # ---- polls ----------------------------------------------------------------------------------
 
@@ -78,6 +80,10 @@ class PrefectHooks(_Base):
         except httpx.HTTPError as error:
             self._wait_out(error)
             return []
+
+    async def poll_out_of_turn(self) -> list[FlowRun]:
+        """Poll because something is due, unless this worker is to poll once only."""
+        return [] if self.runs_once else await self.get_and_submit_flow_runs()
 
     async def sync_with_backend(self) -> None:
         """Tell core's heartbeat and read the pool; an outage is waited out, as in a poll."""
