@@ -28,6 +28,7 @@ async def read_standing(
     pool: str,
     *,
     is_overtaken: Callable[[], Awaitable[bool]],
+    may_start_beside: Callable[[Attempt], Awaitable[bool]],
 ) -> tuple[Attempt, ...] | str | None:
     """The earlier attempts of the task, or why this run must not be started.
 
@@ -40,6 +41,8 @@ async def read_standing(
         flow_run: The run that is to be started.
         pool: This worker's.
         is_overtaken: Whether others have gone on with the run; their rows are not to be touched.
+        may_start_beside: Whether it may be started although the last row says that an attempt
+            runs; if not, the run was given back.
     """
     history = tuple(await read_attempts(client, task_id))
     if await is_overtaken():
@@ -57,6 +60,8 @@ async def read_standing(
         )
     if last.status is AttemptStatus.SCHEDULED:
         return history[:-1]  # it is this very attempt that was planned
+    if last.status is AttemptStatus.RUNNING and not await may_start_beside(last):
+        return None
     if last.status is AttemptStatus.RUNNING:
         # Somebody scheduled the run again although nobody saw this attempt end.
         lost = dataclasses.replace(

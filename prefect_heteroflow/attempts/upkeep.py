@@ -22,6 +22,7 @@ from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import LOOK_SECONDS, Orphans
 from prefect_heteroflow.attempts.reconcile import reconcile
 from prefect_heteroflow.attempts.retry_cleanup import remove_scratch_of_ended
+from prefect_heteroflow.attempts.run_again import RunAgain
 from prefect_heteroflow.attempts.stranded import Stranded
 from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
 from prefect_heteroflow.core.breaker import UNLIMITED
@@ -49,6 +50,7 @@ class Upkeep:
         self._lost_contact = LostContact(worker, logger)
         self._given_up = GivenUp(worker, logger)
         self._orphans = Orphans(worker)
+        self._run_again = RunAgain(worker)
         self._stranded = Stranded(worker, logger)
         self._unwanted_bodies = UnwantedBodies(worker, logger)
         self._has_adopted = False
@@ -95,6 +97,7 @@ class Upkeep:
             await self._unwanted_bodies.look()
             if self._has_adopted:
                 await self._orphans.look()
+                await self._run_again.look()
             await self._stranded.look()
             await self._see_to_held()
             await remove_scratch_of_ended(self._worker, self._logger)
@@ -121,11 +124,13 @@ class Upkeep:
         if flow_run_id is None or not worker.is_set_up:
             return
         if event.event in run_events.DUE:
-            if not worker.lives.asked_for(flow_run_id) and run_events.concerns_pool(
-                event, worker.work_pool.id
-            ):
+            if worker.lives.asked_for(flow_run_id):
+                await self._run_again.look_at(flow_run_id)
+            elif run_events.concerns_pool(event, worker.work_pool.id):
                 # The state may lie in the future; the poll finds only what is due.
                 self._wakeups.wake_at(utc_now() + timedelta(milliseconds=20), None)
+        elif event.event == run_events.AWAITING_END:
+            await self._run_again.look_at(flow_run_id)
         elif event.event == run_events.CANCELLING:
             worker.cancel_soon(flow_run_id)
         elif event.event == run_events.CANCELLED:
