@@ -33,6 +33,8 @@ AWAITING_END = "AwaitingEnd"
 SUBMITTING = Submitting().name
 TASK_ID_LABEL = "heteroflow.task-id"
 ATTEMPT_LABEL = "heteroflow.attempt"
+NODE_LABEL = "heteroflow.node"
+"""Of the node whose worker has taken the run; several workers may have one name."""
 
 # Under this key the state `AwaitingRetry` carries the job variables of the next attempt.
 _STATE_DATA_KEY = "heteroflow-job-variables"
