@@ -64,6 +64,8 @@ class PrefectHooks(_Base):
 
     _placements: Placements | None
     lives: Lives
+    runs_once = False
+    """It polls once, and stops when what it took has ended."""
 
     # ---- polls ----------------------------------------------------------------------------------
 
@@ -78,6 +80,10 @@ class PrefectHooks(_Base):
         except httpx.HTTPError as error:
             self._wait_out(error)
             return []
+
+    async def poll_out_of_turn(self) -> list[FlowRun]:
+        """Poll because something is due, unless this worker is to poll once only."""
+        return [] if self.runs_once else await self.get_and_submit_flow_runs()
 
     async def sync_with_backend(self) -> None:
         """Tell core's heartbeat and read the pool; an outage is waited out, as in a poll."""
@@ -148,6 +154,7 @@ class PrefectHooks(_Base):
         await super()._propose_crashed_state(flow_run, message, client)
 
     async def _give_worker_labels_to_flow_run(self, flow_run_id: UUID) -> None:
+        # The node's name goes with core's labels: several workers may have one name.
         # Core crashes a run whose labels cannot be stored, and on a busy SQLite they often cannot:
         # the server reads before it writes, and says 503 when anybody else wrote in between. Of
         # 200 runs submitted at once 18 ended that way before they began (measured).
@@ -156,8 +163,19 @@ class PrefectHooks(_Base):
         self._runs_task_group.start_soon(self._label_quietly, flow_run_id)
 
     async def _label_quietly(self, flow_run_id: UUID) -> None:
-        give = super()._give_worker_labels_to_flow_run
+        give = partial(self.client.update_flow_run_labels, flow_run_id, self._labels_of_taken())
         try:
-            await insist(partial(give, flow_run_id), self._logger, "the name of the run's worker")
+            await insist(give, self._logger, "the name of the run's worker")
         except Exception as error:
             self._logger.debug("Run %s keeps its labels: %s", flow_run_id, error)
+
+    def _labels_of_taken(self) -> dict[str, Any]:
+        labels = {
+            "prefect.worker.name": self.name,
+            "prefect.worker.type": self.type,
+            transitions.NODE_LABEL: self.node.name,
+        }
+        if self._work_pool is not None:
+            labels["prefect.work-pool.name"] = self._work_pool.name
+            labels["prefect.work-pool.id"] = str(self._work_pool.id)
+        return labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from prefect_heteroflow.attempts.start_checks import (
     check_pool_type_of,
     rules_of_file,
 )
+from prefect_heteroflow.attempts.stopping import say_what_it_leaves
 from prefect_heteroflow.attempts.upkeep import Upkeep
 from prefect_heteroflow.attempts.worker_errors import close_after_error, text_of
 from prefect_heteroflow.core.attempts import Attempt
@@ -70,7 +72,7 @@ class RetryingWorker(PrefectHooks):
         self._gpu_shares = GpuShares()
         self.retry_cleanup = RetryCleanup(self._gpu_shares)
         self.kept_ends = KeptEnds(None, self._logger)
-        self._wakeups = Wakeups(self.get_and_submit_flow_runs, self._logger)
+        self._wakeups = Wakeups(self.poll_out_of_turn, self._logger)
         self.lives = Lives(
             lambda: self._submitting_flow_run_ids,
             ask_pool=lambda: self._wakeups.wake_at(utc_now(), None),
@@ -118,6 +120,7 @@ class RetryingWorker(PrefectHooks):
         printer: Callable[..., None] = print,
     ) -> None:
         """Start as every worker does; what keeps it from starting is said in one sentence."""
+        self.runs_once = run_once
         try:
             await super().start(run_once, with_healthcheck, printer)
         except Exception as error:
@@ -151,24 +154,23 @@ class RetryingWorker(PrefectHooks):
         self._runs_task_group.start_soon(self._upkeep.run)
 
     async def teardown(self, *exc_info: Any) -> None:
-        """Stop what runs beside the attempts, then tear down as every worker does."""
-        if self._upkeep is not None:
-            self._upkeep.stop()
-        self._say_what_it_leaves()
-        if self._presence is not None and self._client is not None:
-            await self._presence.sign_off()
-        await super().teardown(*exc_info)
+        """Stop what runs beside the attempts, then tear down as every worker does.
 
-    def _say_what_it_leaves(self) -> None:
-        names = ", ".join(sorted(life.flow_run.name for life in self.lives))
-        if not names:
-            return
-        what = (
-            "go on in their containers, and are watched again when this node's worker is back"
-            if self.containers
-            else "end with this worker, and are tried again by the next one or another one"
-        )
-        self._logger.warning("This worker stops. Attempts that run %s: %s.", what, names)
+        With `--run-once` the attempts end first: others start again what a stopped worker leaves.
+        """
+        try:
+            if self.runs_once and not any(exc_info):
+                await self.lives.all_gone()
+        except BaseException:
+            exc_info = sys.exc_info()
+            raise
+        finally:
+            if self._upkeep is not None:
+                self._upkeep.stop()
+            say_what_it_leaves(self.lives, self._logger, containers=self.containers)
+            if self._presence is not None and self._client is not None:
+                await self._presence.sign_off()
+            await super().teardown(*exc_info)
 
     async def run(
         self,

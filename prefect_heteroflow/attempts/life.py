@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -34,6 +35,7 @@ from prefect_heteroflow.attempts.preparing import (
 )
 from prefect_heteroflow.attempts.remains import discard, read_progress, read_report
 from prefect_heteroflow.attempts.restarts import job_digest, note_resumed
+from prefect_heteroflow.attempts.run_again import may_start_beside
 from prefect_heteroflow.attempts.settling import AttemptSettling
 from prefect_heteroflow.attempts.standing import read_standing, split_planned
 from prefect_heteroflow.attempts.starting import (
@@ -82,6 +84,9 @@ class AttemptLife:
         self._reported_start = False
         self.is_settled = False
         """Its end was acted on: a cancel concerns what follows, not this attempt."""
+        self._process_ended = False
+        self.run_again: str | None = None
+        """Why it is ended, if that is because its run was scheduled again by somebody."""
         self._following: NextAttempt | None = None
         self._terminating = False
         self.cancel_requested = False
@@ -169,6 +174,11 @@ class AttemptLife:
         return self._row.attempt
 
     @property
+    def is_running(self) -> bool:
+        """Its process or container was started and has not ended yet."""
+        return self.handle is not None and not self._process_ended
+
+    @property
     def row(self) -> Attempt:
         """What is to be written down about the attempt so far."""
         return self._row
@@ -239,6 +249,7 @@ class AttemptLife:
             self.flow_run,
             self._worker.node.pool,
             is_overtaken=self.is_overtaken,
+            may_start_beside=partial(may_start_beside, self._worker, self.flow_run),
         )
         if standing is None:
             return False
@@ -356,10 +367,12 @@ class AttemptLife:
             if not was_running:
                 group.start_soon(self._note_running, ended)
             end = await self._worker.wait_attempt(handle)
+            self._process_ended = True
             ended.set()
         self._output.close()
         report = await read_report(self._worker, handle, self._logger)
         settling = self._settling()
+        settling.run_again = self.run_again
         settling.progress = await read_progress(self._worker, handle, self._logger)
         try:
             async with self._worker.kept_ends.keep(settling, end, report):

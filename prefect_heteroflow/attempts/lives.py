@@ -7,8 +7,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import anyio
+
 if TYPE_CHECKING:
     from prefect_heteroflow.attempts.life import AttemptLife
+
+_ASK_SECONDS = 0.1  # as core does that waits for its slots
 
 
 class Lives:
@@ -54,6 +58,11 @@ class Lives:
         if flow_run_id in self._asked_for:
             self._asked_for.discard(flow_run_id)
             self._ask_pool()
+
+    async def all_gone(self) -> None:
+        """Return when nothing is looked after and nothing is on its way."""
+        while self._lives or self._on_their_way():  # noqa: ASYNC110 - core keeps half of it
+            await anyio.sleep(_ASK_SECONDS)
 
     def has_task(self, task_id: UUID) -> bool:
         """Whether an attempt of that task is here."""

@@ -160,6 +160,10 @@ class LostContact:
                 return None
             return Suspect(flow_run=run, node=left.node, left=left, written=history)
         # Nothing was written yet: by whom it was taken is in the worker's labels.
+        taken_on = run.labels.get(transitions.NODE_LABEL)
+        if taken_on is not None:
+            found = Suspect(flow_run=run, node=str(taken_on), left=left, written=history)
+            return found if taken_on in away else None
         taker = run.labels.get("prefect.worker.name")
         node = next(name for name, pool in away.items() if pool == run.work_pool_name)
         if taker is not None and await self._is_offline(str(run.work_pool_name), str(taker)):

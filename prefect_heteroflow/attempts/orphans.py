@@ -8,6 +8,7 @@ submission or whose watching broke off must not wait for the next start.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.attempts.rerouting import planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.contact import LOOKS, Whose, whose
+from prefect_heteroflow.core.contact import LOOKS, StoodStill, Whose, seen_again, whose
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 15.0
 """Between two looks, about."""
+_LOOKS_APART_SECONDS = 10.0
 _SAID_BY_FLOWS = [StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED]
 _ENDED_LATELY = timedelta(days=3)
 """Longer than a worker is usually away."""
@@ -51,8 +53,8 @@ class Orphans:
     def __init__(self, worker: RetryingWorker) -> None:
         self._worker = worker
         self._guard = Guard()
-        self._seen: dict[UUID, tuple[UUID, int]] | None = None
-        """Runs that nobody looked after at the last look: the state, and at how many looks."""
+        self._seen: dict[UUID, StoodStill] | None = None
+        """Runs that nobody looked after at the last look."""
         self._since = utc_now()
 
     async def look(self) -> None:
@@ -62,16 +64,20 @@ class Orphans:
         labels say must have stood still from one look to the next: a run that was just taken looks
         the same.
         """
-        worker, before, now = self._worker, self._seen, {}
+        worker, before = self._worker, self._seen
+        now: dict[UUID, StoodStill] = {}
         self._seen = {}  # after an outage of the API nothing counts as having stood still
         for run in await read_runs_under_way(worker.client, [worker.node.pool]):
             if worker.lives.is_busy_with(run.id) or run.state is None:
                 continue
-            state_id, looks = (before or {}).get(run.id, (None, 0))
-            looks = looks + 1 if state_id == run.state.id else 1
-            now[run.id] = (run.state.id, looks)
+            now[run.id] = seen = seen_again(
+                (before or {}).get(run.id),
+                run.state.id,
+                now=time.monotonic(),
+                apart_seconds=_LOOKS_APART_SECONDS,
+            )
             with self._guard.over(f"Run '{run.name}'", worker.get_flow_run_logger(run)):
-                await self._look_at(run, is_first=before is None, looks=looks)
+                await self._look_at(run, is_first=before is None, looks=seen.looks)
         if before is None:
             await self._close_rows_of_ended()
         self._seen = now
@@ -143,12 +149,13 @@ class Orphans:
         )
 
     async def _whose(self, left: LeftBehind, run: FlowRun, looks: int) -> Whose:
-        worker, taker = self._worker, run.labels.get("prefect.worker.name")
+        worker, taken_on = self._worker, run.labels.get(transitions.NODE_LABEL)
         silence = worker.heteroflow_settings.lost_contact_timeout
-        is_told = left.node is not None or taker is not None
+        is_told = left.node is not None or taken_on is not None
         return whose(
             left.node,
-            taker=taker,
+            taken_on=taken_on,
+            taker=run.labels.get("prefect.worker.name"),
             worker_name=worker.name,
             node=worker.node,
             others=() if is_told else (await worker.read_cluster()).nodes,

@@ -21,6 +21,7 @@ from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.attempts.next_attempt import NextAttempt
 from prefect_heteroflow.attempts.outcome import Outcome, is_past, outcome_of, went_on
 from prefect_heteroflow.attempts.overtaken import SHORTEST_SILENCE
+from prefect_heteroflow.attempts.run_again import close
 from prefect_heteroflow.core.attempts import Attempt, current_series, exit_status
 from prefect_heteroflow.core.contact import has_gone_on_without
 from prefect_heteroflow.core.decide import decide, without_deployment
@@ -71,6 +72,8 @@ class AttemptSettling:
     scanner: FailureScanner
     logger: logging.LoggerAdapter[Any]
     was_cancelled: Callable[[], bool]
+    run_again: str | None = None
+    """Why it was ended, if that was because its run is started again."""
     progress: Progress | None = None
     """How far it came, where a file tells."""
     _decided: tuple[Diagnosis, Decision] | None = field(default=None, init=False)
@@ -129,6 +132,9 @@ class AttemptSettling:
         if self._decided is not None:
             return await self._act_on_decision()
         self._state_id = None if run.state is None else run.state.id
+        if self.run_again is not None and not self.was_cancelled():
+            await close(self.worker, run.id, self.task_id, self.row, self.run_again)
+            return None
         if not end.lost and await self._was_given_up(run):
             return None
         outcome = outcome_of(

@@ -29,6 +29,7 @@ async def read_standing(
     pool: str,
     *,
     is_overtaken: Callable[[], Awaitable[bool]],
+    may_start_beside: Callable[[Attempt], Awaitable[bool]],
 ) -> tuple[Attempt, ...] | str | None:
     """The attempts of the task, or why this run must not be started.
 
@@ -43,6 +44,8 @@ async def read_standing(
         flow_run: The run that is to be started.
         pool: This worker's.
         is_overtaken: Whether others have gone on with the run; their rows are not to be touched.
+        may_start_beside: Whether it may be started although the last row says that an attempt
+            runs; if not, the run was given back.
     """
     history = tuple(await read_attempts(client, task_id))
     if await is_overtaken():
@@ -63,6 +66,8 @@ async def read_standing(
             f"Attempt {last.attempt} of this run is {last.status.value} on pool {last.pool}; the"
             " run ends with it. Resume does nothing here: cancel the run to end it."
         )
+    if last.status is AttemptStatus.RUNNING and not await may_start_beside(last):
+        return None
     if last.status is AttemptStatus.RUNNING:
         # Somebody scheduled the run again although nobody saw this attempt end.
         lost = dataclasses.replace(

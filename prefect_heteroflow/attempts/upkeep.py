@@ -27,6 +27,7 @@ from prefect_heteroflow.attempts.lost_contact import LostContact
 from prefect_heteroflow.attempts.orphans import LOOK_SECONDS, Orphans
 from prefect_heteroflow.attempts.reconcile import finish_cancelling, go_on_with_escalated
 from prefect_heteroflow.attempts.retry_cleanup import remove_scratch_of_ended
+from prefect_heteroflow.attempts.run_again import RunAgain
 from prefect_heteroflow.attempts.stranded import Stranded
 from prefect_heteroflow.attempts.unwanted_attempts import UnwantedAttempts
 from prefect_heteroflow.attempts.unwanted_bodies import UnwantedBodies
@@ -58,6 +59,7 @@ class Upkeep:
         self._given_up = GivenUp(worker, logger)
         self._orphans = Orphans(worker)
         self._detached_runs = DetachedRuns(worker, logger)
+        self._run_again = RunAgain(worker)
         self._stranded = Stranded(worker, logger)
         self._unwanted_attempts = UnwantedAttempts(worker, logger)
         self._unwanted_bodies = UnwantedBodies(worker, logger)
@@ -110,6 +112,7 @@ class Upkeep:
             "runs of nodes that are away": self._lost_contact.look,
             "bodies of tasks": self._unwanted_bodies.look,
             "runs that this node has left": self._see_to_orphans,
+            "runs that were started again by hand": self._see_to_run_again,
             "runs that wait for nodes": self._stranded.look,
             "runs that wait in no queue": self._detached_runs.look,
             "runs that wait for approval": self._release_held,
@@ -123,6 +126,10 @@ class Upkeep:
     async def _see_to_orphans(self) -> None:
         if self._has_adopted:
             await self._orphans.look()
+
+    async def _see_to_run_again(self) -> None:
+        if self._has_adopted:
+            await self._run_again.look()
 
     async def _remove_left_leases(self) -> None:
         if self._worker.is_set_up:
@@ -156,11 +163,13 @@ class Upkeep:
         if flow_run_id is None or not worker.is_set_up:
             return
         if event.event in run_events.DUE:
-            if not worker.lives.asked_for(flow_run_id) and run_events.concerns_pool(
-                event, worker.work_pool.id
-            ):
+            if worker.lives.asked_for(flow_run_id):
+                await self._run_again.look_at(flow_run_id)
+            elif run_events.concerns_pool(event, worker.work_pool.id):
                 # The state may lie in the future; the poll finds only what is due.
                 self._wakeups.wake_at(utc_now() + timedelta(milliseconds=20), None)
+        elif event.event == run_events.AWAITING_END:
+            await self._run_again.look_at(flow_run_id)
         elif event.event == run_events.CANCELLING:
             worker.cancel_soon(flow_run_id)
         elif event.event == run_events.CANCELLED:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from uuid import UUID
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.failures import FailureClass
@@ -156,6 +157,36 @@ def has_gone_on_without(attempt: int, rows: Sequence[Attempt]) -> bool:
     return any(row.attempt > attempt and row.status is not AttemptStatus.SCHEDULED for row in rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoodStill:
+    """How long a run was seen in one and the same state."""
+
+    state: UUID
+    looks: int
+    counted_at: float
+    """The last look that counted, seconds on the watcher's own clock."""
+
+
+def seen_again(
+    before: StoodStill | None, state: UUID, *, now: float, apart_seconds: float
+) -> StoodStill:
+    """What one more look at a run's state says of it.
+
+    A worker that starts looks twice within a second: a run that was just taken looks the same then.
+
+    Args:
+        before: What the last look said.
+        state: Id of the run's state.
+        now: The time of this look, seconds on a clock that does not jump.
+        apart_seconds: A look counts only so long after the last that did.
+    """
+    if before is None or before.state != state:
+        return StoodStill(state=state, looks=1, counted_at=now)
+    if now - before.counted_at < apart_seconds:
+        return before
+    return StoodStill(state=state, looks=before.looks + 1, counted_at=now)
+
+
 class Whose(Enum):
     """Whose worker it was that left a run."""
 
@@ -167,6 +198,7 @@ class Whose(Enum):
 def whose(
     left_by: str | None,
     *,
+    taken_on: object,
     taker: object,
     worker_name: str,
     node: Node,
@@ -181,18 +213,21 @@ def whose(
 
     Args:
         left_by: Name of the node, if a row tells.
-        taker: Name of the worker, if the run's labels tell.
+        taken_on: Name of the node whose worker has taken it, if the run's labels tell.
+        taker: Name of the worker, if the run's labels tell. Several workers may have one name.
         worker_name: This worker's.
         node: This worker's.
         others: All nodes that are known.
         looks: At how many the run stood still.
         looks_of_silence: How many of them make a silent worker a lost one.
     """
-    if left_by is not None:
-        return Whose.OURS if left_by == node.name else Whose.ANOTHERS
-    if taker is not None:
-        return Whose.OURS if taker == worker_name else Whose.ANOTHERS
+    if left_by is not None or taken_on is not None:
+        return Whose.OURS if (left_by or taken_on) == node.name else Whose.ANOTHERS
+    if taker not in (None, worker_name):
+        return Whose.ANOTHERS
     may_be = [it for it in others if it.pool == node.pool and it.name != node.name]
+    if taker is not None and not any(it.live for it in may_be):
+        return Whose.OURS
     if all(it.stopped for it in may_be):
         return Whose.OURS
     needed = _LOOKS_WITHOUT_LABELS if any(it.live for it in may_be) else LOOKS

@@ -13,6 +13,7 @@ from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 
 DUE = frozenset({"prefect.flow-run.Scheduled", "prefect.flow-run.AwaitingRetry"})
+AWAITING_END = "prefect.flow-run.AwaitingEnd"
 CANCELLING = "prefect.flow-run.Cancelling"
 CANCELLED = "prefect.flow-run.Cancelled"
 _FLOW_RUN = "prefect.flow-run."
@@ -44,7 +45,9 @@ async def listen(
 
     Whatever is missed meanwhile is found by the regular polls: this is only the fast way.
     """
-    wanted = EventFilter(event=EventNameFilter(name=sorted(DUE | {CANCELLING, CANCELLED})))
+    wanted = EventFilter(
+        event=EventNameFilter(name=sorted(DUE | {AWAITING_END, CANCELLING, CANCELLED}))
+    )
     while True:
         try:
             async with get_events_subscriber(filter=wanted) as subscriber:

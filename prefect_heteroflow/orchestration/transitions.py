@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Pending, Running, Submitting
 
 from prefect_heteroflow.core.valid_text import storable
+from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.sent_once import set_state_once, state_as_json
 
 if TYPE_CHECKING:
@@ -27,9 +28,13 @@ if TYPE_CHECKING:
 
 ESCALATED = "Escalated"
 ATTEMPT_FAILED = "AttemptFailed"
+AWAITING_END = "AwaitingEnd"
+"""Scheduled again while an attempt of the run still runs."""
 SUBMITTING = Submitting().name
 TASK_ID_LABEL = "heteroflow.task-id"
 ATTEMPT_LABEL = "heteroflow.attempt"
+NODE_LABEL = "heteroflow.node"
+"""Of the node whose worker has taken the run; several workers may have one name."""
 
 # Under this key the state `AwaitingRetry` carries the job variables of the next attempt.
 _STATE_DATA_KEY = "heteroflow-job-variables"
@@ -75,6 +80,31 @@ async def await_retry(
     # its old variables in between.
     state: State[Any] = AwaitingRetry(scheduled_time=due, message=message)
     body = {**state_as_json(state), "data": {_STATE_DATA_KEY: job_variables}}
+    return await set_state_once(client, flow_run.id, body)
+
+
+async def await_end(
+    client: PrefectClient, flow_run: FlowRun, *, due: datetime, message: str
+) -> bool:
+    """Give a run back that has not been started, because an attempt of it runs; as `AwaitingEnd`.
+
+    `False` if the server refused, as it does when the run was cancelled or deleted meanwhile.
+    """
+    return await _give_back(client, flow_run, AWAITING_END, due, message)
+
+
+async def stop_awaiting_end(client: PrefectClient, flow_run: FlowRun, *, message: str) -> bool:
+    """The attempt has ended: the run is due."""
+    return await _give_back(client, flow_run, "AwaitingRetry", utc_now(), message)
+
+
+async def _give_back(
+    client: PrefectClient, flow_run: FlowRun, name: str, due: datetime, message: str
+) -> bool:
+    state: State[Any] = AwaitingRetry(scheduled_time=due, message=message)
+    state.name = name
+    # Whoever takes the run next needs what the state carried that it was taken from.
+    body = {**state_as_json(state), "data": {_STATE_DATA_KEY: job_variables_of(flow_run)}}
     return await set_state_once(client, flow_run.id, body)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from prefect_heteroflow.core.contact import Whose, whose
+from prefect_heteroflow.core.contact import Whose, seen_again, whose
 from prefect_heteroflow.core.resources import Node
 
 
@@ -23,7 +24,11 @@ GONE, FOREIGN = node("gone", live=False, stopped=True), node("foreign", pool="ot
     [
         ({"left_by": "here"}, 1, Whose.OURS),
         ({"left_by": "there"}, 99, Whose.ANOTHERS),
+        ({"taken_on": "here", "taker": "me"}, 1, Whose.OURS),
+        ({"taken_on": "live", "taker": "me", "others": [LIVE]}, 99, Whose.ANOTHERS),
         ({"taker": "me"}, 1, Whose.OURS),
+        ({"taker": "me", "others": [SILENT, FOREIGN]}, 1, Whose.OURS),
+        ({"taker": "me", "others": [LIVE]}, 7, Whose.ANOTHERS),
         ({"taker": "you"}, 99, Whose.ANOTHERS),
         ({}, 1, Whose.OURS),
         ({"others": [GONE, FOREIGN]}, 1, Whose.OURS),
@@ -37,7 +42,11 @@ GONE, FOREIGN = node("gone", live=False, stopped=True), node("foreign", pool="ot
     ids=[
         "row of this node",
         "row of another node",
+        "label of this node",
+        "label of another node, whose worker has the same name",
         "label of this worker",
+        "label of this worker, and no other live node",
+        "label of this worker, or of another live one of the same name",
         "label of another worker",
         "alone",
         "the others were stopped",
@@ -54,9 +63,10 @@ def test_run_is_settled_by_who_left_it_or_after_silence(
 ) -> None:
     """A worker that is only cut off from the API may still run it."""
     here = node("here")
-    given = {"left_by": None, "taker": None, "others": [], **facts}
+    given = {"left_by": None, "taken_on": None, "taker": None, "others": [], **facts}
     found = whose(
         given["left_by"],
+        taken_on=given["taken_on"],
         taker=given["taker"],
         worker_name="me",
         node=here,
@@ -65,3 +75,18 @@ def test_run_is_settled_by_who_left_it_or_after_silence(
         looks_of_silence=40,
     )
     assert found is expected
+
+
+def test_looks_count_only_when_they_are_apart_in_time() -> None:
+    """A worker that starts looks twice within a second."""
+    state, seen = uuid4(), None
+    counts = []
+    for now in (0.0, 0.5, 15.0, 16.0, 31.0):
+        seen = seen_again(seen, state, now=now, apart_seconds=10.0)
+        counts.append(seen.looks)
+    assert counts == [1, 1, 2, 2, 3]
+
+
+def test_looks_count_from_one_again_when_the_run_has_moved() -> None:
+    before = seen_again(None, uuid4(), now=0.0, apart_seconds=10.0)
+    assert seen_again(before, uuid4(), now=15.0, apart_seconds=10.0).looks == 1

@@ -38,6 +38,8 @@ class Worker:
         settings: Further environment.
         limit: Runs at a time.
         folder: Where it is started; by default where the tests are.
+        name: Of the worker; by default one of its own.
+        run_once: It polls once and stops when what it took has ended.
         other_machine: It sees none of this machine's cgroups, and so no attempt of another worker.
     """
 
@@ -54,6 +56,8 @@ class Worker:
         settings: Mapping[str, str] | None = None,
         limit: int | None = None,
         folder: Path | None = None,
+        name: str | None = None,
+        run_once: bool = False,
         other_machine: bool = False,
     ) -> None:
         self._folder = folder
@@ -61,9 +65,11 @@ class Worker:
         self.log_path = root / f"worker-{node}.log"
         self._server = server
         self._command = [PREFECT, "worker", "start", "--pool", pool, "--type", worker_type]
-        self._command += ["--name", f"worker {node}"]
+        self._command += ["--name", name or f"worker {node}"]
         if limit is not None:
             self._command += ["--limit", str(limit)]
+        if run_once:
+            self._command += ["--run-once"]
         if other_machine:
             alone = f"umount -l -R /sys/fs/cgroup; exec {shlex.join(self._command)}"
             self._command = ["unshare", "--mount", "sh", "-c", alone]

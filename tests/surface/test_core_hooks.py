@@ -82,6 +82,21 @@ def test_attribute_of_the_core_worker_that_we_read_is_still_there(name: str) -> 
     assert f"self.{name}" in inspect.getsource(BaseWorker)
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        "prefect.worker.name",
+        "prefect.worker.type",
+        "prefect.work-pool.name",
+        "prefect.work-pool.id",
+    ],
+)
+def test_core_still_gives_a_run_the_labels_that_we_give_it_in_its_stead(label: str) -> None:
+    source = inspect.getsource(BaseWorker._give_worker_labels_to_flow_run)
+    assert f'"{label}"' in source
+    assert source.count('"prefect.') == 4
+
+
 def test_create_container_gets_the_labels_that_tell_which_run_it_is_for() -> None:
     assert "labels=configuration.labels" in inspect.getsource(
         DockerWorker._build_container_settings

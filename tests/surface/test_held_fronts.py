@@ -59,6 +59,10 @@ async def nobody_has(_: Decision) -> bool:
     return False
 
 
+async def may_not(row: Attempt) -> bool:
+    return False
+
+
 async def is_not() -> bool:
     """No other worker has gone on with the run."""
     return False
@@ -138,7 +142,9 @@ async def test_resume_of_the_front_run_says_that_its_attempt_is_held(
 ) -> None:
     """It takes the front run to its own pool, where it is parked again."""
     front, run, _ = await held_attempt(api, client, deployment)
-    said = await read_standing(client, front.id, front, POOL, is_overtaken=is_not)
+    said = await read_standing(
+        client, front.id, front, POOL, is_overtaken=is_not, may_start_beside=may_not
+    )
     assert said == held_fronts.held_message(run, front.id)
 
 
