@@ -249,6 +249,7 @@ class AttemptEnding:
         place, node = decision.place, self.worker.node.name
         return (
             self.row.node == node
+            and self._pool == self.worker.node.pool
             and decision.delay_seconds <= _IN_PLACE_SECONDS
             and place.node in (None, node)
             and place.waits_for is None

@@ -46,7 +46,7 @@ async def _finish_cancelling(worker: RetryingWorker) -> None:
         FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING])),
     )
     for run in runs:
-        if run.work_pool_name == worker.node.pool or run.id in worker.lives:
+        if run.work_pool_name in worker.pools_looked_after or run.id in worker.lives:
             await handle_cancelling(worker, run.id)
 
 
