@@ -198,7 +198,9 @@ class LostContact:
         if left.may_have_started:
             left = as_attempt(left, run)
         if left.what is Left.ATTEMPT:
-            reason = f"Node {suspect.node} {suspect.absence.of_node}. {lost.reason}"
+            # How long this worker has looked says nothing about what ended long before.
+            why = "Its processes ended with it." if suspect.absence.is_over else lost.reason
+            reason = f"Node {suspect.node} {suspect.absence.of_node}. {why}"
             history = of_node(left, suspect.node)
             await worker.settle_lost(run, history, because=reason, is_elsewhere=True)
         elif left.what is Left.DECISION:

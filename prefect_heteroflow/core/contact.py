@@ -225,7 +225,7 @@ class Absence:
     def of_node(self) -> str:
         """What is the matter, as the end of a sentence about the node."""
         if self.moved_to is not None:
-            return f"has a worker of pool {self.moved_to} instead"
+            return f"has no worker of its pool any more, but one of pool {self.moved_to}"
         return "has no worker: it was stopped" if self.is_over else "is away"
 
 

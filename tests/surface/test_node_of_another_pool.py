@@ -169,6 +169,24 @@ def test_run_whose_node_went_to_another_pool_and_died_there_goes_on(
     assert (first_row["node"], first_row["failure"]) == (node, "NodeLost")
 
 
+def test_attempt_that_was_planned_in_the_pool_that_its_only_node_has_left_goes_on(
+    server: PrefectServer, api: Api, tmp_path: Path, node: str
+) -> None:
+    """It would wait for a node of the pool, of which nobody knows that it ever had one."""
+    first = worker(server, tmp_path, OLD, node)
+    first.start()
+    command = "sh -c '[ $HETEROFLOW_ATTEMPT = 2 ] || (echo ConnectTimeout: timed out; exit 1)'"
+    flow = api.deploy("gated", OLD, name="planned", job_variables={"memory_mb": 64})
+    # Longer than the 10 s that a worker takes runs ahead of their time.
+    run = api.submit(flow, job_variables={"command": command, "retry_delay": 20})
+    api.wait_state(run, "AwaitingRetry")
+    first.stop()
+    short = {f"{PREFIX}LOST_CONTACT_TIMEOUT": "10"}
+    with worker(server, tmp_path, NEW, node, **short):
+        assert api.wait_end(run, timeout_seconds=120).name == "Completed"
+    assert [row["pool"] for row in api.rows(run)] == [OLD, NEW]
+
+
 def pool_of(api: Api, node: str) -> str:
     variables = api.post("/variables/filter", {"limit": 200})
     return next(it["value"]["pool"] for it in variables if it["value"].get("name") == node)
