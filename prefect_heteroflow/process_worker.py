@@ -22,12 +22,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+import anyio
 from prefect.exceptions import InfrastructureNotFound
 from prefect.settings import get_current_settings
 from prefect.workers.base import BaseWorkerResult
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
 _ENTRY_COMMAND = f"{shlex.quote(sys.executable)} -m prefect_heteroflow.engine"
 # A grandchild may hold the pipe open after the main process has ended and all were killed.
 _DRAIN_SECONDS = 5.0
+# Processes that nothing ends are not waited for: they end with this one.
+_STOP_SECONDS = 10.0
 _CHUNK = 64 * 1024
 
 
@@ -173,6 +177,21 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         """End what an earlier process of this worker may have left of that run."""
         await self._in_thread(lambda: create_memory_limit(str(flow_run_id), 64).close())
 
+    async def end_with_worker(self, handles: Sequence[AttemptHandle]) -> None:
+        """End the children, which would end with this process, and remove their folders.
+
+        Files in a scratch folder stay: the next attempt may come back to this node.
+        """
+        if handles:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_SECONDS):
+                await self._in_thread(functools.partial(self._end_with_worker, handles))
+
+    def _end_with_worker(self, handles: Sequence[AttemptHandle]) -> None:
+        for handle in handles:
+            child: _Child = handle.inner
+            child.limit.kill_all()
+            self._remove_folders(handle)
+
     def attempt_result(self, identifier: str) -> BaseWorkerResult:
         """A handled attempt: status 0."""
         return ProcessWorkerResult(status_code=0, identifier=identifier)
@@ -219,9 +238,12 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
 
     async def discard_attempt(self, handle: AttemptHandle) -> None:
         """Remove the attempt's folders."""
+        await self._in_thread(functools.partial(self._remove_folders, handle))
+
+    def _remove_folders(self, handle: AttemptHandle) -> None:
         child: _Child = handle.inner
         for folder in filter(None, (child.folder, child.working_folder)):
-            await self._in_thread(functools.partial(remove, folder))
+            remove(folder)
         self._scratch.remove_if_empty(handle.plan.task_id)
 
     def scratch_of(self, task_id: str) -> str:
@@ -254,9 +276,12 @@ class HeteroflowProcessWorker(RetryingWorker, ProcessWorker):
         return ScratchFolders(*self._owner)
 
     @property
-    def _owner(self) -> tuple[str, str, str]:
-        """Tells this node from all others whose workers run on this machine."""
-        return self.node.name, self._work_pool_name, _api_url()
+    def _owner(self) -> tuple[str, str]:
+        """Tells this node from all others whose workers run on this machine.
+
+        Not its pool: what a worker of another pool has left is this one's, as the node's name is.
+        """
+        return self.node.name, _api_url()
 
     def _end_all_left(self) -> None:
         ended = end_leftovers({environment.NODE: self.node.name, "PREFECT_API_URL": _api_url()})

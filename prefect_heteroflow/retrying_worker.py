@@ -107,6 +107,9 @@ class RetryingWorker(PrefectHooks):
     async def end_all_left(self) -> None:
         """Called once, when the node's name is ours: end what nobody can watch again."""
 
+    async def end_with_worker(self, handles: Sequence[AttemptHandle]) -> None:
+        """Called when the worker has stopped: remove what nobody needs of what still ran."""
+
     async def find_left_attempts(self) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Attempts that an earlier process of this worker has started and that are still here."""
         return ()
@@ -168,9 +171,13 @@ class RetryingWorker(PrefectHooks):
             if self._upkeep is not None:
                 self._upkeep.stop()
             say_what_it_leaves(self.lives, self._logger, containers=self.containers)
+            left = [life.handle for life in self.lives if life.handle is not None]
             if self._presence is not None and self._client is not None:
                 await self._presence.sign_off()
-            await super().teardown(*exc_info)
+            try:
+                await super().teardown(*exc_info)
+            finally:
+                await self.end_with_worker(left)
 
     async def run(
         self,
@@ -230,9 +237,14 @@ class RetryingWorker(PrefectHooks):
         """All known nodes and pools (see `NodePresence.read_cluster`)."""
         return await self._known_presence.read_cluster(fresh=fresh)
 
-    async def is_live(self, node_name: str | None) -> bool:
-        """Whether that node's worker was heard of lately."""
-        return await self._known_presence.is_live(node_name)
+    @property
+    def pools_looked_after(self) -> tuple[str, ...]:
+        """This worker's pool, and those in which earlier workers of its node were."""
+        return (self.node.pool, *self.node.former_pools)
+
+    async def is_looked_after(self, node_name: str | None, pool: str | None) -> bool:
+        """Whether a live worker looks after what that node runs, or ran, for a pool."""
+        return await self._known_presence.looks_after(node_name, pool)
 
     def starts_containers(self, flow_run: FlowRun) -> bool | None:
         """Whether attempts of that run need containers; `None` if nobody knows."""
@@ -246,8 +258,9 @@ class RetryingWorker(PrefectHooks):
         kind: type[RetryConfiguration] = self.job_configuration
         work_pool = self.work_pool
         if flow_run.work_pool_name not in (None, work_pool.name):
-            kind = RetryConfiguration
             work_pool = await self.client.read_work_pool(flow_run.work_pool_name)
+            if work_pool.type != self.type:
+                kind = RetryConfiguration
         return await kind.resolve_for_flow_run(
             flow_run,
             client=self.client,

@@ -13,6 +13,7 @@ Replace `my-work-pool` with the name of the work pool of that class of nodes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import posixpath
 import threading
@@ -279,12 +280,11 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
     ) -> Sequence[tuple[AttemptHandle, RetryConfiguration]]:
         """Containers of this node that an earlier process of the worker has started."""
         found: list[tuple[AttemptHandle, RetryConfiguration]] = []
-        # Another Prefect server may have a node of the same name on the same engine.
-        ours = {
-            NODE_LABEL: self.node.name,
-            "io.prefect.work-pool-id": str(self.work_pool.id),
-        }
-        left = await self._in_thread(functools.partial(self._docker.find_all, ours))
+        left = []
+        for pool_id in await self._ids_of_pools_looked_after():
+            # Another Prefect server may have a node of the same name on the same engine.
+            ours = {NODE_LABEL: self.node.name, "io.prefect.work-pool-id": str(pool_id)}
+            left += await self._in_thread(functools.partial(self._docker.find_all, ours))
         for container_id, status, labels in left:
             try:
                 attempt = await self._left_attempt(container_id, status, labels)
@@ -295,6 +295,13 @@ class HeteroflowWorker(RetryingWorker, DockerWorker):
                 continue
             if attempt is not None:
                 found.append(attempt)
+        return found
+
+    async def _ids_of_pools_looked_after(self) -> list[UUID]:
+        found = [self.work_pool.id]
+        for name in self.node.former_pools:
+            with contextlib.suppress(ObjectNotFound):
+                found.append((await self.client.read_work_pool(name)).id)
         return found
 
     async def end_left_attempt(self, flow_run_id: UUID) -> None:

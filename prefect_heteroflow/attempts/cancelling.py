@@ -40,7 +40,7 @@ async def handle_cancelling(worker: RetryingWorker, flow_run_id: UUID) -> None:
         return
     if run.state is None or run.state.type is not StateType.CANCELLING:
         return
-    if run.work_pool_name != worker.node.pool and not transitions.is_attempt_run(run):
+    if run.work_pool_name not in worker.pools_looked_after and not transitions.is_attempt_run(run):
         # Another pool's worker looks after it, unless we carry its attempt.
         attempts = await running_attempt_runs(client, run.id)
         if not any(attempt.id in worker.lives for attempt in attempts):
@@ -55,7 +55,8 @@ async def _end_waiting_run(worker: RetryingWorker, run: FlowRun) -> None:
     last = history[-1] if history else None
     if last is not None and last.status is AttemptStatus.RUNNING:
         elsewhere = last.flow_run_id != str(run.id)
-        if not elsewhere and last.node != worker.node.name and await worker.is_live(last.node):
+        is_others = not elsewhere and last.node != worker.node.name
+        if is_others and await worker.is_looked_after(last.node, run.work_pool_name):
             return  # its own worker hears of it too and ends the process first
         if not elsewhere and last.node == worker.node.name:
             await worker.end_left_attempt(run.id)  # an earlier process of this worker had it

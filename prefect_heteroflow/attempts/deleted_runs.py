@@ -74,7 +74,7 @@ async def settle_deleted(worker: RetryingWorker, front: FlowRun) -> bool:
         return False
     if worker.lives.has_task(front.id):
         return True  # it is being ended
-    if row.node != worker.node.name and await worker.is_live(row.node):
+    if row.node != worker.node.name and await worker.is_looked_after(row.node, row.pool):
         return True
     name = f"deleted_{front.id.hex}_{row.attempt}"
     async with lease(client, name, seconds=_LEASE_SECONDS) as held:

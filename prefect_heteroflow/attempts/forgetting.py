@@ -6,6 +6,7 @@ a node with such runs is kept until they are settled.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -80,16 +81,16 @@ async def forget_nodes(
 
 async def _runs_of(client: PrefectClient, record: NodeRecord) -> list[FlowRun]:
     """Runs that the node's worker left half-way and that nobody has moved yet."""
-    pool = record.node.pool
-    runs = await read_runs_under_way(client, [pool])
+    pools = (record.node.pool, *record.node.former_pools)
+    runs = await read_runs_under_way(client, pools)
     if not runs:
         return []
     histories = await read_many_attempts(client, {task_id_of(run) for run in runs})
-    try:
-        workers = await client.read_workers_for_work_pool(pool)
-    except ObjectNotFound:
-        workers = []
-    offline = {worker.name for worker in workers if worker.status == "OFFLINE"}
+    offline = set()
+    for pool in pools:
+        with contextlib.suppress(ObjectNotFound):
+            workers = await client.read_workers_for_work_pool(pool)
+            offline |= {worker.name for worker in workers if worker.status == "OFFLINE"}
     found = []
     for run in runs:
         left = how_left(run, histories.get(task_id_of(run), ()))

@@ -37,6 +37,7 @@ async def goes_on_here(
     place, node = decision.place, worker.node.name
     return (
         row.node == node
+        and flow_run.work_pool_name in (None, worker.node.pool)
         and decision.delay_seconds <= _IN_PLACE_SECONDS
         and place.node in (None, node)
         and place.waits_for is None

@@ -7,7 +7,7 @@ is its own; that only one of them moves the run is kept by a lease.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,7 +19,17 @@ from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
 from prefect_heteroflow.attempts.orphans import go_on_after, planned_in, schedule_again
 from prefect_heteroflow.core.attempts import Attempt
-from prefect_heteroflow.core.contact import Answer, Contact, Ended, Lost, look
+from prefect_heteroflow.core.contact import (
+    ENDS_WITH_ITS_WORKER,
+    Absence,
+    Answer,
+    Contact,
+    Ended,
+    Lost,
+    absence_of,
+    look,
+)
+from prefect_heteroflow.core.resources import Cluster
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.heartbeats import last_heartbeat
 from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
@@ -35,8 +45,7 @@ OUR_WORKER_TYPES = ("heteroflow", "heteroflow-process")
 _LEASE_SECONDS = 120.0
 # Looks come with `reconcile`, about every 15 s.
 _LONGEST_PAUSE_SECONDS = 90.0
-# Processes end with their worker: what was stopped properly is only looked at twice.
-_ENDS_WITH_ITS_WORKER = "heteroflow-process"
+# What is known to be over is only looked at twice.
 _STOPPED_TIMEOUT_SECONDS = 10.0
 
 
@@ -49,8 +58,7 @@ class Suspect:
     left: LeftBehind
     written: tuple[Attempt, ...]
     """The rows as they were read."""
-    was_stopped: bool = False
-    """Its worker said goodbye, and its processes end with it."""
+    absence: Absence
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -92,14 +100,14 @@ class LostContact:
 
     async def _look_at(self, suspect: Suspect) -> None:
         beat = await last_heartbeat(self._worker.client, suspect.flow_run.id)
-        judged = self._judge(suspect.key, Answer.SILENT, beat, was_stopped=suspect.was_stopped)
+        judged = self._judge(suspect.key, Answer.SILENT, beat, is_over=suspect.absence.is_over)
         if isinstance(judged, Lost):
             self._contacts.pop(suspect.key, None)
             await self._settle(suspect, judged)
         elif not isinstance(judged, Ended) and judged.note:
             logger = self._worker.get_flow_run_logger(suspect.flow_run)
-            word = "was stopped" if suspect.was_stopped else "is away"
-            logger.warning("Worker of node %s %s. %s", suspect.node, word, judged.note)
+            what = suspect.absence.of_worker
+            logger.warning("Worker of node %s %s. %s", suspect.node, what, judged.note)
 
     def _judge(
         self,
@@ -107,14 +115,14 @@ class LostContact:
         answer: Answer,
         heartbeat: float | None,
         *,
-        was_stopped: bool = False,
+        is_over: bool = False,
     ) -> Any:
         timeout = self._worker.heteroflow_settings.lost_contact_timeout
         after, judged = look(
             self._contacts.get(key, Contact()),
             answer,
             now=time.monotonic(),
-            lost_contact_timeout=min(timeout, _STOPPED_TIMEOUT_SECONDS) if was_stopped else timeout,
+            lost_contact_timeout=min(timeout, _STOPPED_TIMEOUT_SECONDS) if is_over else timeout,
             longest_pause=_LONGEST_PAUSE_SECONDS,
             heartbeat=heartbeat,
         )
@@ -123,20 +131,11 @@ class LostContact:
 
     async def _find_suspects(self) -> list[Suspect]:
         cluster = await self._worker.read_cluster(fresh=True)
-        types = {pool.name: pool.worker_type for pool in cluster.pools}
-        away = {
-            node.name: node.pool
-            for node in cluster.nodes
-            if not node.live and types.get(node.pool) in OUR_WORKER_TYPES
-        }
-        if not away:
+        ours = {pool.name for pool in cluster.pools if pool.worker_type in OUR_WORKER_TYPES}
+        pools = {place.pool for place in cluster.places if not place.live} & ours
+        if not pools:
             return []
-        stopped = {
-            node.name
-            for node in cluster.nodes
-            if node.stopped and types.get(node.pool) == _ENDS_WITH_ITS_WORKER
-        }
-        runs = await read_runs_under_way(self._worker.client, sorted(away.values()))
+        runs = await read_runs_under_way(self._worker.client, sorted(pools))
         runs = [run for run in runs if run.id not in self._worker.lives]
         tasks = {transitions.task_id_of(run) for run in runs}
         histories = await read_many_attempts(self._worker.client, tasks)
@@ -144,31 +143,34 @@ class LostContact:
         for run in runs:
             if run.id not in self._worker.lives:
                 history = histories.get(transitions.task_id_of(run), ())
-                suspect = await self._suspect(run, history, away)
+                suspect = await self._suspect(run, history, cluster)
                 if suspect is not None:
-                    found.append(replace(suspect, was_stopped=suspect.node in stopped))
+                    found.append(suspect)
         return found
 
     async def _suspect(
-        self, run: FlowRun, history: tuple[Attempt, ...], away: dict[str, str]
+        self, run: FlowRun, history: tuple[Attempt, ...], cluster: Cluster
     ) -> Suspect | None:
-        left = how_left(run, history)
+        left, pool = how_left(run, history), str(run.work_pool_name)
         if left is None:
             return None
-        if left.node is not None:
-            if left.node not in away:
+        # Where no row was written yet, the labels say where it was taken, and by whom.
+        node = left.node or run.labels.get(transitions.NODE_LABEL)
+        if node is not None:
+            absence = absence_of(str(node), pool, cluster)
+            if absence is None:
                 return None
-            return Suspect(flow_run=run, node=left.node, left=left, written=history)
-        # Nothing was written yet: by whom it was taken is in the worker's labels.
-        taken_on = run.labels.get(transitions.NODE_LABEL)
-        if taken_on is not None:
-            found = Suspect(flow_run=run, node=str(taken_on), left=left, written=history)
-            return found if taken_on in away else None
+            return Suspect(
+                flow_run=run, node=str(node), left=left, written=history, absence=absence
+            )
         taker = run.labels.get("prefect.worker.name")
-        node = next(name for name, pool in away.items() if pool == run.work_pool_name)
-        if taker is not None and await self._is_offline(str(run.work_pool_name), str(taker)):
-            return Suspect(flow_run=run, node=node, left=left, written=history)
-        return None
+        if taker is None or not await self._is_offline(pool, str(taker)):
+            return None
+        place = next(it for it in cluster.places if it.pool == pool and not it.live)
+        types = {it.name: it.worker_type for it in cluster.pools}
+        is_over = place.stopped and types.get(pool) == ENDS_WITH_ITS_WORKER
+        absence = Absence(is_over=is_over)
+        return Suspect(flow_run=run, node=place.name, left=left, written=history, absence=absence)
 
     async def _is_offline(self, pool: str, worker_name: str) -> bool:
         workers = await self._worker.client.read_workers_for_work_pool(pool)
@@ -201,8 +203,9 @@ class LostContact:
         if left.may_have_started:
             left = as_attempt(left, run)
         if left.what is Left.ATTEMPT:
-            away = "is away" if not suspect.was_stopped else "has no worker: it was stopped"
-            reason = f"Node {suspect.node} {away}. {lost.reason}"
+            # How long this worker has looked says nothing about what ended long before.
+            why = "Its processes ended with it." if suspect.absence.is_over else lost.reason
+            reason = f"Node {suspect.node} {suspect.absence.of_node}. {why}"
             history = of_node(left, suspect.node)
             await worker.settle_lost(run, history, because=reason, is_elsewhere=True)
         elif left.what is Left.DECISION:

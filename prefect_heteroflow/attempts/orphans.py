@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -48,7 +49,10 @@ _ENDED_LATELY = timedelta(days=3)
 
 
 class Orphans:
-    """What one worker knows of the runs of its pool that it should be looking after."""
+    """What one worker knows of the runs that it should be looking after.
+
+    Those of its pool, and of the pools in which earlier workers of its node were.
+    """
 
     def __init__(self, worker: RetryingWorker) -> None:
         self._worker = worker
@@ -58,7 +62,7 @@ class Orphans:
         self._since = utc_now()
 
     async def look(self) -> None:
-        """Settle each run of this pool that this node was running and of which nothing is left.
+        """Settle each run that this node was running and of which nothing is left.
 
         What a row of this node says is acted on at the first look. What only the state and the
         labels say must have stood still from one look to the next: a run that was just taken looks
@@ -67,7 +71,8 @@ class Orphans:
         worker, before = self._worker, self._seen
         now: dict[UUID, StoodStill] = {}
         self._seen = {}  # after an outage of the API nothing counts as having stood still
-        for run in await read_runs_under_way(worker.client, [worker.node.pool]):
+        runs = await read_runs_under_way(worker.client, worker.pools_looked_after)
+        for run in await self._but_for_those_of_others(runs):
             if worker.lives.is_busy_with(run.id) or run.state is None:
                 continue
             now[run.id] = seen = seen_again(
@@ -82,6 +87,24 @@ class Orphans:
             await self._close_rows_of_ended()
         self._seen = now
 
+    async def _but_for_those_of_others(self, runs: Sequence[FlowRun]) -> list[FlowRun]:
+        """Without the runs of former pools that other nodes have, or that nobody sees from here."""
+        worker, own = self._worker, self._worker.node.pool
+        former = [run for run in runs if run.work_pool_name != own]
+        if not former:
+            return list(runs)
+        await worker.read_cluster()  # it tells the pools' types
+        tasks = {transitions.task_id_of(run) for run in former}
+        histories = await read_many_attempts(worker.client, tasks)
+        others = set()
+        for run in former:
+            left = how_left(run, histories.get(transitions.task_id_of(run), ()))
+            # A container outlasts its worker, and only who starts some itself finds it again.
+            is_hidden = worker.starts_containers(run) is not False and not worker.containers
+            if left is None or left.node not in (None, worker.node.name) or is_hidden:
+                others.add(run.id)
+        return [run for run in runs if run.id not in others]
+
     async def _close_rows_of_ended(self) -> None:
         """Flows that reported their own end while no worker was there to close their row."""
         worker = self._worker
@@ -95,7 +118,9 @@ class Orphans:
                         {"after_": utc_now() - _ENDED_LATELY}
                     ),
                 ),
-                work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[worker.node.pool])),
+                work_pool_filter=WorkPoolFilter(
+                    name=WorkPoolFilterName(any_=list(worker.pools_looked_after))
+                ),
                 sort=FlowRunSort.END_TIME_DESC,
             )
         }
@@ -120,14 +145,14 @@ class Orphans:
         owner = await self._whose(left, run, looks)
         if owner is Whose.ANOTHERS:
             return
-        if left.may_have_started and not worker.containers:
+        if left.may_have_started and not worker.starts_containers(run):
             left = as_attempt(
                 left, run
             )  # a container would have been found again, a child never is
         if left.what is Left.ATTEMPT:
             if owner is Whose.OURS:
                 history = of_node(left, worker.node.name)
-                because = self._why_lost(history[-1])
+                because = self._why_lost(run, history[-1])
             else:
                 history = of_node(left, None)
                 because = "The worker that had taken it gave no sign of life."
@@ -138,10 +163,14 @@ class Orphans:
             message = "The worker ended before the attempt was started."
             await schedule_again(worker, run, message, planned_in(left.history))
 
-    def _why_lost(self, row: Attempt) -> str | None:
+    def _why_lost(self, run: FlowRun, row: Attempt) -> str | None:
         """Processes end with their worker; one that began before this worker did has done so."""
         worker, started = self._worker, row.started
-        if worker.containers or not started or datetime.fromisoformat(started) >= self._since:
+        if (
+            worker.starts_containers(run)
+            or not started
+            or datetime.fromisoformat(started) >= self._since
+        ):
             return None
         return (
             f"The worker of node {worker.node.name} ended while the attempt ran, and its processes"
@@ -152,13 +181,15 @@ class Orphans:
         worker, taken_on = self._worker, run.labels.get(transitions.NODE_LABEL)
         silence = worker.heteroflow_settings.lost_contact_timeout
         is_told = left.node is not None or taken_on is not None
+        # Where an earlier worker of this node was, it counts as one of that pool's.
+        node = replace(worker.node, pool=str(run.work_pool_name))
         return whose(
             left.node,
             taken_on=taken_on,
             taker=run.labels.get("prefect.worker.name"),
             worker_name=worker.name,
-            node=worker.node,
-            others=() if is_told else (await worker.read_cluster()).nodes,
+            node=node,
+            others=() if is_told else (await worker.read_cluster()).places,
             looks=looks,
             looks_of_silence=math.ceil(silence / LOOK_SECONDS),
         )

@@ -43,7 +43,7 @@ async def finish_cancelling(worker: RetryingWorker, guard: Guard) -> None:
         FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING])),
     )
     for run in runs:
-        if run.work_pool_name == worker.node.pool or run.id in worker.lives:
+        if run.work_pool_name in worker.pools_looked_after or run.id in worker.lives:
             with guard.over(f"The cancel of run '{run.name}'", worker.get_flow_run_logger(run)):
                 await handle_cancelling(worker, run.id)
 

@@ -53,7 +53,7 @@ async def may_start_beside(worker: RetryingWorker, flow_run: FlowRun, row: Attem
     Raises:
         httpx.HTTPError: The API failed.
     """
-    if row.node == worker.node.name or not await worker.is_live(row.node):
+    if row.node == worker.node.name or not await worker.is_looked_after(row.node, row.pool):
         return True
     message = (
         f"Attempt {row.attempt} still runs on node {row.node}: it is ended there before the next"

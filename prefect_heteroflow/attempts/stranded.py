@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections.abc import Collection, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -41,21 +41,22 @@ from prefect_heteroflow.orchestration.run_pages import read_all_runs
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
+T = TypeVar("T")
 _LEASE_SECONDS = 60.0
 AWAITING_RETRY = str(AwaitingRetry().name)
 """Every attempt that a worker has planned waits in this state."""
 
 
-class _AwaySince:
-    """Since when names were always among those that are away, on this worker's clock."""
+class _AwaySince(Generic[T]):
+    """Since when things were always among those that are away, on this worker's clock."""
 
     def __init__(self) -> None:
-        self._since: dict[str, float] = {}
+        self._since: dict[T, float] = {}
 
-    def for_longer_than(self, seconds: float, away: Iterable[str], now: float) -> set[str]:
+    def for_longer_than(self, seconds: float, away: Iterable[T], now: float) -> set[T]:
         """Those of them that have been away for so long; all others are forgotten."""
-        self._since = {name: self._since.get(name, now) for name in away}
-        return {name for name, since in self._since.items() if now - since >= seconds}
+        self._since = {each: self._since.get(each, now) for each in away}
+        return {each for each, since in self._since.items() if now - since >= seconds}
 
 
 class Stranded:
@@ -70,8 +71,8 @@ class Stranded:
         self._worker = worker
         self._logger = logger
         self._guard = Guard()
-        self._pools = _AwaySince()
-        self._nodes = _AwaySince()
+        self._pools = _AwaySince[str]()
+        self._nodes = _AwaySince[tuple[str, str]]()
 
     async def look(self) -> None:
         """Move the planned attempts of what was away for `lost_contact_timeout`."""
@@ -83,8 +84,8 @@ class Stranded:
         waiting = await self._waiting_in(pools, timeout)
         waiting += [
             run
-            for run in await self._waiting_in(_pools_of(nodes, cluster), timeout, planned=True)
-            if nodes & awaited_nodes(transitions.job_variables_of(run).get("placement"))
+            for run in await self._waiting_in({pool for pool, _ in nodes}, timeout, planned=True)
+            if nodes & _awaited_by(run)
         ]
         tasks = {transitions.task_id_of(run) for run in waiting}
         histories = await read_many_attempts(worker.client, tasks)
@@ -197,10 +198,19 @@ def _pools_away(cluster: Cluster) -> set[str]:
     return _ours(cluster) & cluster.pools_without_takers
 
 
-def _nodes_away(cluster: Cluster) -> set[str]:
-    """Nodes that take no runs, beside others of their pool that do."""
+def _nodes_away(cluster: Cluster) -> set[tuple[str, str]]:
+    """Pool and name of nodes that take no runs there, beside others of the pool that do."""
     pools = _ours(cluster) - cluster.pools_without_takers
-    return {node.name for node in cluster.nodes if node.pool in pools and not node.takes_runs}
+    return {
+        (node.pool, node.name)
+        for node in cluster.places
+        if node.pool in pools and not node.takes_runs
+    }
+
+
+def _awaited_by(run: FlowRun) -> set[tuple[str, str]]:
+    names = awaited_nodes(transitions.job_variables_of(run).get("placement"))
+    return {(str(run.work_pool_name), name) for name in names}
 
 
 def _ours(cluster: Cluster) -> set[str]:
@@ -209,7 +219,3 @@ def _ours(cluster: Cluster) -> set[str]:
         for pool in cluster.pools
         if pool.worker_type in OUR_WORKER_TYPES and not pool.paused
     }
-
-
-def _pools_of(names: Collection[str], cluster: Cluster) -> set[str]:
-    return {node.pool for node in cluster.nodes if node.name in names}

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.failures import FailureClass
-from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.core.resources import Cluster, Node
 
 LOOKS = 2
 """At how many a run must have stood still that seems left by a worker which no row names."""
@@ -234,3 +234,57 @@ def whose(
     if any(not it.live and not it.stopped for it in may_be):
         needed = max(needed, looks_of_silence)
     return Whose.NOBODYS if looks >= needed else Whose.ANOTHERS
+
+
+ENDS_WITH_ITS_WORKER = "heteroflow-process"
+"""The worker type whose attempts are children of the worker; containers outlast theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """Nobody looks after what a node ran for a pool."""
+
+    is_over: bool
+    """It has ended with its worker, which is known to be gone."""
+    moved_to: str | None = None
+    """Pool of the worker that has the node's name now, or had it last."""
+
+    @property
+    def of_worker(self) -> str:
+        """What is the matter, as the end of a sentence about the worker."""
+        if self.moved_to is not None:
+            return f"is gone, the node has one of pool {self.moved_to}"
+        return "was stopped" if self.is_over else "is away"
+
+    @property
+    def of_node(self) -> str:
+        """What is the matter, as the end of a sentence about the node."""
+        if self.moved_to is not None:
+            return f"has no worker of its pool any more, but one of pool {self.moved_to}"
+        return "has no worker: it was stopped" if self.is_over else "is away"
+
+
+def absence_of(name: str, pool: str, cluster: Cluster) -> Absence | None:
+    """Why nobody looks after what that node ran for that pool; `None` if somebody does.
+
+    A node's name belongs to one live worker at a time: one of another pool proves that the worker
+    of before is gone. It settles what that one has left, if it can see it: children have ended
+    with their worker, and containers are found by who starts containers itself. `None` too for a
+    node of which nothing is known.
+
+    Args:
+        name: The node, by the attempt's row.
+        pool: Where the attempt ran.
+        cluster: The nodes and pools that are known.
+    """
+    node = next((it for it in cluster.nodes if it.name == name), None)
+    if node is None:
+        return None
+    types = {it.name: it.worker_type for it in cluster.pools}
+    are_children = types.get(pool) == ENDS_WITH_ITS_WORKER
+    if node.pool == pool:
+        return None if node.live else Absence(is_over=node.stopped and are_children)
+    is_seen = are_children or types.get(node.pool) != ENDS_WITH_ITS_WORKER
+    if node.live and pool in node.former_pools and is_seen:
+        return None
+    return Absence(is_over=are_children, moved_to=node.pool)

@@ -41,6 +41,9 @@ def _other_node(situation: Situation) -> Plan:
         where = f"in pool {situation.pool} (none of its nodes is known)"
         return Plan(resources=resources, place=place, change=f"again {where}")
     found = find_place(situation, resources, avoid_current=True)
+    if isinstance(found, NoRoute) and situation.has_moved:
+        # It was lost with its worker; the machine has another one, of another pool.
+        found = find_place(situation, resources)
     if isinstance(found, NoRoute):
         place, where = same_place(situation)
         change = f"again {where}; there is no other node that fits"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from prefect_heteroflow.core.ranges import MAX_MEMORY_MB, MIN_MEMORY_MB, Range
@@ -11,6 +11,8 @@ DEFAULT_MEMORY_MB = 2048
 DEFAULT_SHM_MB = 64
 """What the container engine gives `/dev/shm` when nothing is said, MiB."""
 BOOSTED_GPU_INFERENCE_MEMORY_MB = 8192
+MOST_FORMER_POOLS = 8
+"""A machine that serves more pools in turns than that is none that we know of."""
 
 RESOURCE_RANGES: MappingProxyType[str, Range] = MappingProxyType(
     {
@@ -83,11 +85,19 @@ class Node:
     last_error: str | None = None
     docker: bool | None = None
     """It starts containers (a `heteroflow` worker), not processes."""
+    former_pools: tuple[str, ...] = ()
+    """Pools in which earlier workers of its name were, the newest first."""
 
     @property
     def takes_runs(self) -> bool:
         """It is live and not cordoned."""
         return self.live and not self.cordoned
+
+    def after(self, earlier: Node) -> Node:
+        """This node with the pools of an earlier worker of its name, which it takes over."""
+        known = (*self.former_pools, earlier.pool, *earlier.former_pools)
+        others = [pool for pool in dict.fromkeys(known) if pool != self.pool]
+        return replace(self, former_pools=tuple(others[:MOST_FORMER_POOLS]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +122,17 @@ class Cluster:
     pools: tuple[Pool, ...] = ()
 
     @property
+    def places(self) -> tuple[Node, ...]:
+        """The nodes, and each again as a stopped one of the pools that it has left."""
+        left = [
+            replace(node, pool=pool, live=False, stopped=True, docker=None, former_pools=())
+            for node in self.nodes
+            for pool in node.former_pools
+        ]
+        return (*self.nodes, *left)
+
+    @property
     def pools_without_takers(self) -> frozenset[str]:
-        """Pools that have nodes, none of which takes runs: not live, or cordoned."""
+        """Pools that have or had nodes, none of which takes runs: not live, cordoned, or moved."""
         takers = {node.pool for node in self.nodes if node.takes_runs}
-        return frozenset(node.pool for node in self.nodes) - takers
+        return frozenset(node.pool for node in self.places) - takers

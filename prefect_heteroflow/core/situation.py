@@ -46,6 +46,11 @@ class Situation:
         )
 
     @property
+    def has_moved(self) -> bool:
+        """The node of the failed attempt has a worker of another pool by now."""
+        return self.own_node is None and any(n.name == self.node for n in self.cluster.nodes)
+
+    @property
     def nothing_known(self) -> bool:
         """No node and no declared pool is known: the cluster could not be read, for example."""
         return not self.cluster.nodes and not any(map(is_declared, self.cluster.pools))
@@ -53,7 +58,7 @@ class Situation:
     @property
     def pool_unknown(self) -> bool:
         """Nothing at all is known about the pool, so nothing speaks against staying in it."""
-        return not any(node.pool == self.pool for node in self.cluster.nodes) and not any(
+        return not any(node.pool == self.pool for node in self.cluster.places) and not any(
             pool.name == self.pool and is_declared(pool) for pool in self.cluster.pools
         )
 
@@ -112,7 +117,8 @@ def same_place(situation: Situation) -> tuple[Place, str]:
         others = {n.name for n in situation.cluster.nodes if n.pool == pool} - {node}
         place = Place(pool=pool, node=node, avoid_nodes=tuple(sorted(others)))
         own = situation.own_node
-        back = "" if own is None or own.live else ", once it is back"
+        is_away = situation.has_moved if own is None else not own.live
+        back = ", once it is back" if is_away else ""
         return place, f"on {node} (same node{back})"
     own = situation.own_node
     if own is None and situation.cluster.nodes:

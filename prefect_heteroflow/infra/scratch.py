@@ -20,7 +20,7 @@ class ScratchFolders:
 
     Args:
         owner: Names the node among all whose workers share this machine's temporary folder: its
-            name, its pool and its server.
+            name and its server.
     """
 
     def __init__(self, *owner: str) -> None:

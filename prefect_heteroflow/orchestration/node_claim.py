@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import time
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -59,6 +60,16 @@ class NodeNameTaken(Exception):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClaim:
+    """A node's name that is this worker's."""
+
+    id: UUID
+    """For `publish_node`."""
+    node: Node
+    """As it was published, with the pools of earlier workers of its name."""
+
+
 async def claim_node_name(
     client: PrefectClient,
     node: Node,
@@ -67,7 +78,7 @@ async def claim_node_name(
     now: datetime,
     liveness_seconds: float,
     wait_seconds: float = 0.0,
-) -> UUID:
+) -> NodeClaim:
     """Take the node's name for this worker and publish the node for the first time.
 
     Safe against a second worker that does the same at the same moment: a name is created, or
@@ -86,7 +97,7 @@ async def claim_node_name(
             the wait at once.
 
     Returns:
-        The claim, for `publish_node`.
+        The claim, with the node as it is to be published from now on.
 
     Raises:
         NodeNameTaken: Another live worker has the name.
@@ -106,11 +117,13 @@ async def claim_node_name(
                 created = await client.create_variable(VariableCreate(name=name, value=value))
             except ObjectAlreadyExists:
                 continue
-            return created.id
+            return NodeClaim(id=created.id, node=node)
         record = _parse(variable)
         if record is not None and record.holder.instance_id == worker_instance_id:
+            node = node.after(record.node)
+            value = node_to_value(node, holder=me, heartbeat_at=moment)
             await client.update_variable(VariableUpdate(name=name, value=value))
-            return variable.id
+            return NodeClaim(id=variable.id, node=node)
         if record is not None and not _is_free(record, me, moment, liveness_seconds):
             age = (moment - record.heartbeat_at).total_seconds()
             alive = first_seen is not None and first_seen.heartbeat_at != record.heartbeat_at
@@ -119,6 +132,8 @@ async def claim_node_name(
             first_seen = record
             await asyncio.sleep(min(CLAIM_POLL_SECONDS, wait_seconds))
             continue
+        if record is not None:
+            node = node.after(record.node)
         await _delete_variable(client, variable)
 
 

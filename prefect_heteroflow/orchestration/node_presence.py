@@ -74,7 +74,7 @@ class NodePresence:
             async with get_client() as client:
                 await measure_clock(client)
                 warn_of_difference(self._logger)
-                self._claim = await claim_node_name(
+                claimed = await claim_node_name(
                     client,
                     self.node,
                     worker_instance_id=self._instance_id,
@@ -82,6 +82,7 @@ class NodePresence:
                     liveness_seconds=self._liveness_seconds,
                     wait_seconds=_CLAIM_SECONDS,
                 )
+                self.node, self._claim = claimed.node, claimed.id
         except httpx.HTTPError as error:
             self._logger.warning(
                 "The Prefect API does not answer (%s); this node is published as soon as it does.",
@@ -94,7 +95,7 @@ class NodePresence:
         Raises:
             NodeNameTaken: Another worker has taken the name over.
         """
-        self.node = node
+        self.node = replace(node, former_pools=self.node.former_pools)
         if self._claim is None:
             await self.claim_name()
         if self._claim is not None:
@@ -167,7 +168,10 @@ class NodePresence:
             nodes.append(self.node)
         return Cluster(nodes=tuple(nodes), pools=cluster.pools)
 
-    async def is_live(self, node_name: str | None) -> bool:
-        """Whether that node's worker was heard of lately."""
+    async def looks_after(self, node_name: str | None, pool: str | None) -> bool:
+        """Whether a live worker looks after what that node runs, or ran, for a pool."""
         cluster = await self.read_cluster()
-        return any(node.name == node_name and node.live for node in cluster.nodes)
+        return any(
+            node.name == node_name and node.live and pool in (node.pool, *node.former_pools)
+            for node in cluster.nodes
+        )

@@ -116,6 +116,7 @@ def node_to_value(
         "gpus": [_gpu_to_value(gpu) for gpu in node.gpus],
         "last_error": storable(node.last_error or "")[:MAX_ERROR_CHARACTERS] or None,
         "docker": node.docker,
+        "former_pools": list(node.former_pools),
         "worker": {
             "instance_id": holder.instance_id,
             "host": holder.host,
@@ -162,6 +163,7 @@ def parse_node_value(value: object) -> NodeRecord:
         gpus=tuple(_parse_gpu(gpu) for gpu in _sequence(record, "gpus")),
         last_error=_optional_text(record, "last_error"),
         docker=_optional_claim(record, "docker"),
+        former_pools=tuple(map(str, _sequence(record, "former_pools"))),
     )
     worker = _mapping(record.get("worker"), "worker")
     holder = Holder(

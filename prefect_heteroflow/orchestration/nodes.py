@@ -105,7 +105,7 @@ async def publish_node(
         worker_instance_id: Different for each start of a worker.
         heartbeat_at: The time, with a time zone.
         stopped: The worker ends: the node is not live from now on and its name is free.
-        claim: What `claim_node_name` gave. With it, a worker that was silent for so long that
+        claim: The id from `claim_node_name`. With it, a worker that was silent for so long that
             another took over its name is told so; without it, the last writer wins.
 
     Returns:
@@ -134,13 +134,14 @@ async def publish_node(
         return claim
     if stopped:
         return None  # nothing to say goodbye to
-    return await claim_node_name(
+    again = await claim_node_name(
         client,
         node,
         worker_instance_id=worker_instance_id,
         now=heartbeat_at,
         liveness_seconds=math.inf,
     )
+    return again.id
 
 
 async def cordon_node(

@@ -60,7 +60,7 @@ class WaitForNode:
             cluster = self._read_cluster()
         except httpx.HTTPError:
             return False  # nothing is known of the nodes
-        has_nodes = any(node.pool == self._pool for node in cluster.nodes)
+        has_nodes = any(node.pool == self._pool for node in cluster.places)
         if has_nodes and self._pool not in cluster.pools_without_takers:
             self._away_since = None
             if now - self._waits_since >= _SLOT_SECONDS:

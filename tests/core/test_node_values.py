@@ -55,6 +55,7 @@ nodes = st.builds(
     gpus=st.lists(gpus, max_size=4).map(tuple),
     last_error=st.none() | texts.map(storable),
     docker=st.none() | st.booleans(),
+    former_pools=st.lists(texts, max_size=3).map(tuple),
 )
 
 

@@ -106,6 +106,22 @@ def test_node_of_the_same_name_in_another_pool_is_not_the_one_that_failed():
     assert answer.place == Place(pool="p")
 
 
+def test_attempt_lost_with_a_worker_whose_node_went_to_another_pool_may_follow_it():
+    """Nothing else takes runs; the machine itself did nothing wrong."""
+    moved = node("node-1", "q", former_pools=("p",))
+    answer = retry(what_follows(C.NODE_LOST, cluster(moved)))
+    assert (answer.place.pool, answer.place.node) == ("q", "node-1")
+    answer = retry(what_follows(C.NODE_LOST, cluster(moved, node("node-2"))))
+    assert (answer.place.pool, answer.place.node) == ("p", "node-2")
+
+
+def test_same_node_strategy_waits_for_a_node_that_went_to_another_pool():
+    moved = node("node-1", "q", former_pools=("p",))
+    answer = retry(what_follows(C.NODE_LOST, cluster(moved), policy=policy(SAME)))
+    assert answer.place == Place(pool="p", node="node-1")
+    assert "same node, once it is back" in answer.reason
+
+
 def test_gang_is_started_again_in_the_same_place():
     """The peers are elsewhere; this place did nothing wrong."""
     answer = retry(what_follows(C.DISTRIBUTED_PEER_LOST, THREE))

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from prefect_heteroflow.core.contact import Whose, seen_again, whose
-from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.core.contact import Absence, Whose, absence_of, seen_again, whose
+from prefect_heteroflow.core.resources import Cluster, Node, Pool
 
 
 def node(name: str, *, live: bool = True, stopped: bool = False, pool: str = "pool") -> Node:
@@ -90,3 +90,78 @@ def test_looks_count_only_when_they_are_apart_in_time() -> None:
 def test_looks_count_from_one_again_when_the_run_has_moved() -> None:
     before = seen_again(None, uuid4(), now=0.0, apart_seconds=10.0)
     assert seen_again(before, uuid4(), now=15.0, apart_seconds=10.0).looks == 1
+
+
+CHILDREN, CONTAINERS = "heteroflow-process", "heteroflow"
+POOLS = tuple(
+    Pool(name=name, worker_type=kind)
+    for name, kind in [("a", CHILDREN), ("b", CHILDREN), ("c", CONTAINERS), ("d", CONTAINERS)]
+)
+
+
+def there(pool: str, *former: str, live: bool = True, stopped: bool = False) -> Node:
+    return Node(
+        name="n", pool=pool, memory_mb=1, live=live, stopped=stopped, former_pools=tuple(former)
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "pool", "expected"),
+    [
+        (None, "a", None),
+        (there("a"), "a", None),
+        (there("a", live=False), "a", Absence(is_over=False)),
+        (there("a", live=False, stopped=True), "a", Absence(is_over=True)),
+        (there("c", live=False, stopped=True), "c", Absence(is_over=False)),
+        (there("b", "a"), "a", None),
+        (there("a", "b"), "a", None),
+        (there("d", "c"), "c", None),
+        (there("c", "a"), "a", None),
+        (there("a", "c"), "c", Absence(is_over=False, moved_to="a")),
+        (there("b", "a", live=False), "a", Absence(is_over=True, moved_to="b")),
+        (there("d", "c", live=False), "c", Absence(is_over=False, moved_to="d")),
+        (there("b"), "a", Absence(is_over=True, moved_to="b")),
+    ],
+    ids=[
+        "unknown",
+        "live",
+        "silent",
+        "stopped, and its children with it",
+        "stopped, its containers go on",
+        "moved: its worker settles what it had left",
+        "moved there and back",
+        "moved: its worker watches the containers again",
+        "moved: children are no riddle to a worker that starts containers",
+        "moved: its worker sees no containers",
+        "moved and silent: the children had ended before",
+        "moved and silent: the containers may go on",
+        "moved, and nobody wrote down from where",
+    ],
+)
+def test_nobody_looks_after_a_run_when_no_live_worker_has_the_nodes_name_and_sees_the_run(
+    node: Node | None, pool: str, expected: Absence | None
+) -> None:
+    cluster = Cluster(nodes=() if node is None else (node,), pools=POOLS)
+    assert absence_of("n", pool, cluster) == expected
+
+
+def test_pool_that_its_only_node_has_left_takes_no_runs() -> None:
+    """Planned attempts that wait in it are moved on, as when its node is away."""
+    assert Cluster(nodes=(there("b", "a"),), pools=POOLS).pools_without_takers == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("before", "pool", "expected"),
+    [
+        (there("a"), "a", ()),
+        (there("a"), "b", ("a",)),
+        (there("b", "a"), "a", ("b",)),
+        (there("b", "a"), "c", ("b", "a")),
+        (there("p9", *[f"p{n}" for n in range(8)]), "a", ("p9", *[f"p{n}" for n in range(7)])),
+    ],
+    ids=["same pool", "moved", "back", "moved on", "no more than eight"],
+)
+def test_node_knows_the_pools_in_which_earlier_workers_of_its_name_were(
+    before: Node, pool: str, expected: tuple[str, ...]
+) -> None:
+    assert there(pool).after(before).former_pools == expected

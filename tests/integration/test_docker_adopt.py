@@ -161,3 +161,27 @@ def test_run_cancelled_while_its_worker_was_away_takes_its_container_along(
         timeout_seconds=60,
     )
     assert [row["status"] for row in api.rows(run)] == ["cancelled"]
+
+
+def test_container_is_watched_again_by_a_worker_of_another_pool_on_its_node(
+    docker_worker: StartWorker,
+    engine: DockerEngine,
+    api: Api,
+    worker: Worker,
+    plain_image: str,
+    tmp_path: Path,
+) -> None:
+    """It finds the container by its labels; the row and the run stay those of their pool."""
+    gate = tmp_path / "gate"
+    command = f"sh -c 'echo x >> {tmp_path}/runs; until [ -e {gate} ]; do sleep 0.1; done'"
+    run = submit(api, command, plain_image, tmp_path)
+    api.wait_state(run, "Running")
+    wait_until((tmp_path / "runs").exists, what="start of the job")
+    worker.stop()
+    with docker_worker(engine, pool="docker-adopt-other", node="adopt-node") as heir:
+        wait_until(lambda: "watches attempt 1 again" in heir.log(), what="adoption")
+        gate.touch()
+        assert api.wait_end(run).name == "Completed"
+    assert (tmp_path / "runs").read_text() == "x\n"
+    rows = [(row["attempt"], row["pool"], row["status"]) for row in api.rows(run)]
+    assert rows == [(1, POOL, "completed")]

@@ -158,9 +158,11 @@ async def test_end_is_kept_until_it_was_told_or_refused(
 # ---- for real ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pool_of_next", ["kept", "kept-other"])
 def test_attempt_that_ends_in_an_outage_is_settled_by_its_evidence_after_its_worker_was_killed(
-    tmp_path: Path,
+    tmp_path: Path, pool_of_next: str
 ) -> None:
+    """The next worker of the node has the evidence, also when it is one of another pool."""
     pool = "kept"
     fill = (
         f"import pathlib, time; pathlib.Path('{tmp_path}/up').touch()\n"
@@ -172,10 +174,15 @@ def test_attempt_that_ends_in_an_outage_is_settled_by_its_evidence_after_its_wor
     settings = {"PREFECT_CLIENT_MAX_RETRIES": "0", "PREFECT_HOME": str(tmp_path / "home")}
     with PrefectServer(tmp_path / "server") as server:
         with contextlib.closing(Api(server)) as api:
-            api.create_pool(pool, "heteroflow-process")
-        with Worker(
-            server, tmp_path, pool=pool, node="kept", memory_mb=4096, settings=settings
-        ) as worker:
+            for each in {pool, pool_of_next}:
+                api.create_pool(each, "heteroflow-process")
+
+        def worker_of(pool: str) -> Worker:
+            return Worker(
+                server, tmp_path, pool=pool, node="kept", memory_mb=4096, settings=settings
+            )
+
+        with worker_of(pool) as worker:
             with contextlib.closing(Api(server)) as api:
                 flow = api.deploy("sleepy", pool, name="kept", job_variables={"memory_mb": 128})
                 command = f"python {tmp_path}/fill.py"
@@ -188,8 +195,7 @@ def test_attempt_that_ends_in_an_outage_is_settled_by_its_evidence_after_its_wor
             wait_until(lambda: list(ends.rglob("*.json")), what="kept end", timeout_seconds=60)
             worker.kill()
             server.start()
-            worker.start()
-            with contextlib.closing(Api(server)) as api:
+            with worker_of(pool_of_next), contextlib.closing(Api(server)) as api:
                 assert api.wait_end(run).name == "Completed"
                 told = [(row["failure"], row["memory_mb"]) for row in api.rows(run)]
             assert told == [("CpuOutOfMemory", 128), (None, 256)]

@@ -75,7 +75,7 @@ async def publish(client: PrefectClient, node: Node, at: datetime = NOW, **value
 
 async def claim(client: PrefectClient, node: Node, at: datetime = NOW, **values: Any) -> Any:
     values = {"worker_instance_id": "me", "liveness_seconds": LIVENESS, **values}
-    return await claim_node_name(client, node, now=at, **values)
+    return (await claim_node_name(client, node, now=at, **values)).id
 
 
 async def read(client: PrefectClient, at: datetime = NOW) -> Cluster:
@@ -250,6 +250,18 @@ async def test_name_of_a_worker_not_heard_of_is_taken_over(server: PrefectServer
         registry = await read_registry(client, now=NOW, liveness_seconds=LIVENESS)
         record = next(it for it in registry.nodes if it.node.name == node.name)
         assert record.holder.instance_id == "me"
+
+
+async def test_name_taken_over_from_another_pool_keeps_that_pool(server: PrefectServer) -> None:
+    """Runs that the earlier worker left there are found by it."""
+    node = new_node(pool="before")
+    async with connected(server) as client:
+        await publish(client, node, worker_instance_id="other", stopped=True)
+        moved = replace(node, pool="after")
+        token = await claim(client, moved)
+        assert find(await read(client), node).former_pools == ("before",)
+        await publish(client, replace(moved, former_pools=("before",)), claim=token)
+        assert find(await read(client), node).former_pools == ("before",)
 
 
 @pytest.fixture

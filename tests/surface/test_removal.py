@@ -40,7 +40,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScratchFolders:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return ScratchFolders("node-1", "pool", "http://api")
+    return ScratchFolders("node-1", "http://api")
 
 
 @pytest.fixture

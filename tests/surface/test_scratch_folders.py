@@ -15,7 +15,7 @@ from prefect_heteroflow.infra.scratch import ScratchFolders
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScratchFolders:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return ScratchFolders("node-1", "pool", "http://api")
+    return ScratchFolders("node-1", "http://api")
 
 
 def test_attempts_of_a_task_share_its_folder_and_those_of_another_have_theirs(
@@ -29,7 +29,7 @@ def test_attempts_of_a_task_share_its_folder_and_those_of_another_have_theirs(
 
 
 def test_node_does_not_see_the_folders_of_another_node(folders: ScratchFolders) -> None:
-    other = ScratchFolders("node-2", "pool", "http://api")
+    other = ScratchFolders("node-2", "http://api")
     other.make_for_task(uuid4())
     other.make("attempt")
     assert (folders.tasks(), folders.remove_attempts()) == ([], 0)
