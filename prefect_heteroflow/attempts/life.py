@@ -32,6 +32,7 @@ from prefect_heteroflow.attempts.starting import start_unless_cancelled
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.core.job_values import (
+    DELAY_NAMES,
     JobValueError,
     boost_gpu_inference_memory,
     parse_job_values,
@@ -369,6 +370,11 @@ class AttemptLife:
             if isinstance(values.retry_exceptions, bool)
             else tuple(values.retry_exceptions),
             liveness_seconds=self._worker.heteroflow_settings.node_liveness_seconds,
+            given_delays={
+                name: getattr(values.policy, name)
+                for name in DELAY_NAMES
+                if getattr(self._configuration, name) is not None
+            },
         )
 
     def _on_output(self, chunk: bytes, *, is_old: bool = False) -> None:

@@ -18,7 +18,13 @@ from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.decide import decide
-from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
+from prefect_heteroflow.core.failures import (
+    OUTER_MEMORY_LIMIT,
+    Diagnosis,
+    Evidence,
+    FailureClass,
+    FailureGroup,
+)
 from prefect_heteroflow.core.policy import (
     UNLIMITED,
     Decision,
@@ -72,6 +78,8 @@ class Places:
 
     home: Node
     """What the flow run itself may use, under the name of its node."""
+    room: Node
+    """What of it can be promised to tasks: all but what the flow's own process uses."""
     local: LocalAttempts
     remote: RemoteAttempts | None
     producers: Producers
@@ -125,6 +133,8 @@ class TaskLife:
             asked_mb = min(requirements.memory_mb, MAX_MEMORY_MB)  # for the row alone
             self._resources = replace(rules.resources, memory_mb=asked_mb)
         self._reserved_mb = requirements.memory_mb or 0
+        self._home = places.room if requirements.memory_mb else places.home
+        """What this task run may have of the flow run."""
         self._attempts: list[TaskAttempt] = []
         self._rows = AttemptRows()
         self._retries_granted = 0
@@ -189,18 +199,16 @@ class TaskLife:
         call = self._call()
         if self._refusal is not None:
             return self._refused(self._refusal)
-        home = self._places.home
         self._is_beside = False
         if (
             isinstance(planned, Retry)
             and planned.place.pool != LOCAL_POOL
-            and not is_at_home(planned.place, call.resources, home)
+            and not is_at_home(planned.place, call.resources, self._home)
         ):
             return self._beside(call, planned)
-        if not fits(call.resources, home):
-            self._places.local.expect_no_more(self._number)
-            return self._elsewhere(call)
-        return self._places.local.run(call)
+        if fits(call.resources, self._home):
+            return self._places.local.run(call)
+        return self._elsewhere(call)
 
     def _beside(self, call: TaskCall, decision: Retry) -> TaskOutcome:
         assert self._places.remote is not None  # it was asked for before
@@ -217,7 +225,8 @@ class TaskLife:
             resources=self._resources,
             number=self._number,
             timeout_seconds=self._task.timeout_seconds,
-            reserved_mb=self._reserved_mb,
+            # More than there is would be waited for without end.
+            reserved_mb=min(self._reserved_mb, self._places.room.memory_mb),
             shares_gpu=bool(self._requirements.shares_gpu),
             max_calls=self._requirements.max_calls,
             previous_failure=None if last is None else last.failure,
@@ -229,12 +238,17 @@ class TaskLife:
         found = route(
             call.resources, self._cluster(), current_pool=home.pool, current_node=home.name
         )
-        wanted, has = asks_text(call.resources), has_text(home)
+        wanted, has = asks_text(call.resources), has_text(home, self._places.room)
         if isinstance(found, Route) and self._places.remote is not None:
+            self._places.local.expect_no_more(self._number)
             place = Place(pool=found.pool, node=found.node)
             reason = f"It requires {wanted}; {has}: it runs on pool {found.pool} ({found.reason})."
             moved = Retry(resources=call.resources, place=place, delay_seconds=0.0, reason=reason)
             return self._beside(call, moved)
+        if fits(call.resources, home):  # it may need less than it asks for
+            self._home = home
+            return self._places.local.run(call)
+        self._places.local.expect_no_more(self._number)
         if isinstance(found, NoRoute):
             text = f"it requires {wanted}, which no node has: {found.reason}; {has}"
         else:
@@ -294,9 +308,10 @@ class TaskLife:
         if not self._attempts:
             self._record(ended, AttemptStatus.COMPLETED, context=context)
         last = self._attempts[-1]
-        row = replace(last.row, decision=f"{why}. The task runs again.")
+        decision = f"{why}. The task runs again."
+        row = replace(last.row, decision=decision)
         self._attempts[-1] = replace(last, row=row)
-        get_run_logger(context).warning("Attempt %s: %s", row.attempt, row.decision)
+        self._say_decision(context, row.attempt, decision)
         self._failure = None
         self._retries_granted = self._budget_used = 0
         self.engine_task.retries = self._task.retries
@@ -330,9 +345,16 @@ class TaskLife:
     def _decide(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
         if self._is_beside:
             return self._decide_within(self._cluster(), outcome, diagnosis)
-        home = self._places.home
-        decision = self._decide_within(Cluster(nodes=(home,)), outcome, diagnosis)
+        if (
+            diagnosis.rule == OUTER_MEMORY_LIMIT
+            and self._resources.memory_mb < self._places.home.memory_mb
+        ):
+            return self._decide_out_of_the_crowd(outcome, diagnosis)
         escalates = diagnosis.failure.group is FailureGroup.ESCALATE
+        if escalates and self._places.room.memory_mb > self._resources.memory_mb:
+            self._home = self._places.room  # what it grows to is promised
+        home = self._home
+        decision = self._decide_within(Cluster(nodes=(home,)), outcome, diagnosis)
         if not escalates or not is_cramped(decision, self._resources, self._rules.policy):
             return decision
         decision = roomier(decision, self._decide_within(self._cluster(), outcome, diagnosis))
@@ -343,10 +365,37 @@ class TaskLife:
         if self._places.remote is None:
             reason = f"{decision.reason}. {no_remote(decision.place.pool)}"
             return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
-        return replace(decision, reason=f"{decision.reason}, as a run of its own: {has_text(home)}")
+        return self._as_own_run(decision)
+
+    def _decide_out_of_the_crowd(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
+        """After a kill for what others used: a run of its own, else the same again at home."""
+        here = Cluster(nodes=(self._places.home,))
+        at_home = self._decide_within(here, outcome, diagnosis, same_size=True)
+        if not isinstance(at_home, Retry):
+            return at_home
+        self._reserved_mb = max(self._reserved_mb, self._resources.memory_mb)
+        if self._places.remote is None:
+            return at_home
+        known = self._places.read_cluster()
+        # It grows there: in a run of its own the engine's process shares its limit.
+        beside = self._decide_within(known, outcome, diagnosis)
+        if not isinstance(beside, Retry) or not known.nodes:
+            return at_home
+        # So much was not to be had at home.
+        self._home = replace(self._places.home, memory_mb=self._resources.memory_mb - 1)
+        return self._as_own_run(beside)
+
+    def _as_own_run(self, decision: Retry) -> Retry:
+        has = has_text(self._places.home, self._places.room)
+        return replace(decision, reason=f"{decision.reason}, as a run of its own: {has}")
 
     def _decide_within(
-        self, cluster: Cluster, outcome: TaskOutcome, diagnosis: Diagnosis
+        self,
+        cluster: Cluster,
+        outcome: TaskOutcome,
+        diagnosis: Diagnosis,
+        *,
+        same_size: bool = False,
     ) -> Decision:
         return decide(
             diagnosis,
@@ -360,6 +409,7 @@ class TaskLife:
             never_started=outcome.started is None,
             gpu_memory_mb=outcome.gpu_memory_mb,
             own_retries=self._own_retries(),
+            same_size=same_size,
         )
 
     def _own_retries(self) -> OwnRetries | None:
@@ -376,7 +426,7 @@ class TaskLife:
         )
 
     def _cluster(self) -> Cluster:
-        return places_beside(self._places.home, self._places.read_cluster())
+        return places_beside(self._home, self._places.read_cluster())
 
     def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:
         """The retry condition that the engine asks after a failure, with its delay set."""
@@ -443,5 +493,10 @@ class TaskLife:
         self._attempts.append(attempt)
         logger = get_run_logger(context)
         if diagnosis is not None and decision is not None and outcome.kind != "raised":
-            logger.warning("Attempt %s: %s", attempt.row.attempt, decision.reason)
+            self._say_decision(context, attempt.row.attempt, decision.reason)
         self._rows.write(self._attempts, context.task_run.flow_run_id, logger)
+
+    def _say_decision(self, context: TaskRunContext, attempt: int, text: str) -> None:
+        # With the name: `prefect flow-run logs` does not tell whose line it is.
+        name = context.task_run.name
+        get_run_logger(context).warning("Task run %r, attempt %s: %s", name, attempt, text)
