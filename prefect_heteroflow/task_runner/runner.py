@@ -30,11 +30,12 @@ from prefect_heteroflow.task_runner.home import (
 )
 from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producers, not_read
+from prefect_heteroflow.task_runner.next_attempt import Places
 from prefect_heteroflow.task_runner.remote_attempts import OtherPools
 from prefect_heteroflow.task_runner.requirements import requirements_of
 from prefect_heteroflow.task_runner.retry_rules import RetryRules, retry_rules
 from prefect_heteroflow.task_runner.submission_order import holds_futures
-from prefect_heteroflow.task_runner.task_life import Places, TaskLife
+from prefect_heteroflow.task_runner.task_life import TaskLife
 from prefect_heteroflow.task_runner.template import Template, template_for
 from prefect_heteroflow.task_runner.waiting_out import wait_out
 from prefect_heteroflow.user_rules_file import load_user_rules

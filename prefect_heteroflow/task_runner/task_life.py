@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import random
-from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,39 +15,27 @@ from prefect.transactions import get_transaction
 from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.core.attempts import AttemptStatus
-from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import (
-    OUTER_MEMORY_LIMIT,
     Diagnosis,
     Evidence,
     FailureClass,
-    FailureGroup,
 )
 from prefect_heteroflow.core.policy import (
     UNLIMITED,
     Decision,
-    Ending,
-    OwnRetries,
     Place,
     Retry,
-    RetryPolicy,
-    Stop,
 )
 from prefect_heteroflow.core.ranges import MAX_MEMORY_MB
-from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
 from prefect_heteroflow.core.task_attempts import TaskAttempt
 from prefect_heteroflow.core.task_places import (
     asks_text,
     has_text,
     is_at_home,
-    places_beside,
-    roomier,
 )
-from prefect_heteroflow.core.task_retries import is_cramped, policy_of_next
 from prefect_heteroflow.task_runner.attempt_rows import AttemptRows, attempt_of
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
-    RemoteAttempts,
     TaskCall,
     TaskOutcome,
     no_remote,
@@ -58,8 +44,9 @@ from prefect_heteroflow.task_runner.engine_task import engine_copy
 from prefect_heteroflow.task_runner.failures_raised import error_of
 from prefect_heteroflow.task_runner.home import LOCAL_POOL
 from prefect_heteroflow.task_runner.left_by_body import end_what_is_left
-from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable, LocalAttempts
-from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
+from prefect_heteroflow.task_runner.local_attempts import BodyNotPortable
+from prefect_heteroflow.task_runner.lost_results import Producer, run_again
+from prefect_heteroflow.task_runner.next_attempt import NextAttempt, Places
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -70,24 +57,6 @@ if TYPE_CHECKING:
 
 _WITHOUT_END = 1_000_000
 """`retries` while our own condition decides."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where attempts of one runner can run."""
-
-    home: Node
-    """What the flow run itself may use, under the name of its node."""
-    room: Node
-    """What of it can be promised to tasks: all but what the flow's own process uses."""
-    local: LocalAttempts
-    remote: RemoteAttempts | None
-    producers: Producers
-    """Task runs that can run again when their results are lost."""
-    read_cluster: Callable[[], Cluster]
-    """All nodes and pools that are known; asked only when home is too small."""
-    say_once: Callable[[str, str], None]
-    """Log a warning for a task, once: its name and the text."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,9 +101,7 @@ class TaskLife:
         if refusal is not None and requirements.memory_mb:
             asked_mb = min(requirements.memory_mb, MAX_MEMORY_MB)  # for the row alone
             self._resources = replace(rules.resources, memory_mb=asked_mb)
-        self._reserved_mb = requirements.memory_mb or 0
-        self._home = places.room if requirements.memory_mb else places.home
-        """What this task run may have of the flow run."""
+        self._next = NextAttempt(task, rules, places, promised_mb=requirements.memory_mb or 0)
         self._attempts: list[TaskAttempt] = []
         self._rows = AttemptRows()
         self._retries_granted = 0
@@ -203,10 +170,10 @@ class TaskLife:
         if (
             isinstance(planned, Retry)
             and planned.place.pool != LOCAL_POOL
-            and not is_at_home(planned.place, call.resources, self._home)
+            and not is_at_home(planned.place, call.resources, self._next.home)
         ):
             return self._beside(call, planned)
-        if fits(call.resources, self._home):
+        if fits(call.resources, self._next.home):
             return self._places.local.run(call)
         return self._elsewhere(call)
 
@@ -226,7 +193,7 @@ class TaskLife:
             number=self._number,
             timeout_seconds=self._task.timeout_seconds,
             # More than there is would be waited for without end.
-            reserved_mb=min(self._reserved_mb, self._places.room.memory_mb),
+            reserved_mb=min(self._next.reserved_mb, self._places.room.memory_mb),
             shares_gpu=bool(self._requirements.shares_gpu),
             max_calls=self._requirements.max_calls,
             previous_failure=None if last is None else last.failure,
@@ -236,7 +203,7 @@ class TaskLife:
         """An attempt that is too large for its flow run from the start."""
         home = self._places.home
         found = route(
-            call.resources, self._cluster(), current_pool=home.pool, current_node=home.name
+            call.resources, self._next.cluster(), current_pool=home.pool, current_node=home.name
         )
         wanted, has = asks_text(call.resources), has_text(home, self._places.room)
         if isinstance(found, Route) and self._places.remote is not None:
@@ -246,7 +213,7 @@ class TaskLife:
             moved = Retry(resources=call.resources, place=place, delay_seconds=0.0, reason=reason)
             return self._beside(call, moved)
         if fits(call.resources, home):  # it may need less than it asks for
-            self._home = home
+            self._next.home = home
             return self._places.local.run(call)
         self._places.local.expect_no_more(self._number)
         if isinstance(found, NoRoute):
@@ -274,14 +241,21 @@ class TaskLife:
         if outcome.kind == "cancelled":
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
-        decision = self._decide(outcome, diagnosis)
+        decision = self._next.decide(
+            outcome,
+            diagnosis,
+            resources=self._resources,
+            rows=[attempt.row for attempt in self._attempts],
+            granted=self._retries_granted,
+            is_beside=self._is_beside,
+        )
         of_body = outcome.kind in ("raised", "timed_out")
         self._failure = _Failure(decision=decision, of_body=of_body)
         self._record(outcome, AttemptStatus.FAILED, diagnosis, decision)
         if isinstance(decision, Retry):
             self._resources = decision.resources
             if decision.resources.memory_mb > self._rules.resources.memory_mb:
-                self._reserved_mb = decision.resources.memory_mb
+                self._next.reserved_mb = decision.resources.memory_mb
         if outcome.kind == "timed_out":  # the engine's message names it
             self.engine_task.timeout_seconds = self._task.timeout_seconds
         if outcome.kind == "raised" and outcome.exception is None:
@@ -341,92 +315,6 @@ class TaskLife:
         if outcome.diagnosis is not None:
             return outcome.diagnosis
         return self._rules.diagnose(outcome.evidence or Evidence())
-
-    def _decide(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
-        if self._is_beside:
-            return self._decide_within(self._cluster(), outcome, diagnosis)
-        if (
-            diagnosis.rule == OUTER_MEMORY_LIMIT
-            and self._resources.memory_mb < self._places.home.memory_mb
-        ):
-            return self._decide_out_of_the_crowd(outcome, diagnosis)
-        escalates = diagnosis.failure.group is FailureGroup.ESCALATE
-        if escalates and self._places.room.memory_mb > self._resources.memory_mb:
-            self._home = self._places.room  # what it grows to is promised
-        home = self._home
-        decision = self._decide_within(Cluster(nodes=(home,)), outcome, diagnosis)
-        if not escalates or not is_cramped(decision, self._resources, self._rules.policy):
-            return decision
-        decision = roomier(decision, self._decide_within(self._cluster(), outcome, diagnosis))
-        if not isinstance(decision, Retry):
-            return decision
-        if is_at_home(decision.place, decision.resources, home):
-            return decision
-        if self._places.remote is None:
-            reason = f"{decision.reason}. {no_remote(decision.place.pool)}"
-            return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
-        return self._as_own_run(decision)
-
-    def _decide_out_of_the_crowd(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
-        """After a kill for what others used: a run of its own, else the same again at home."""
-        here = Cluster(nodes=(self._places.home,))
-        at_home = self._decide_within(here, outcome, diagnosis, same_size=True)
-        if not isinstance(at_home, Retry):
-            return at_home
-        self._reserved_mb = max(self._reserved_mb, self._resources.memory_mb)
-        if self._places.remote is None:
-            return at_home
-        known = self._places.read_cluster()
-        # It grows there: in a run of its own the engine's process shares its limit.
-        beside = self._decide_within(known, outcome, diagnosis)
-        if not isinstance(beside, Retry) or not known.nodes:
-            return at_home
-        # So much was not to be had at home.
-        self._home = replace(self._places.home, memory_mb=self._resources.memory_mb - 1)
-        return self._as_own_run(beside)
-
-    def _as_own_run(self, decision: Retry) -> Retry:
-        has = has_text(self._places.home, self._places.room)
-        return replace(decision, reason=f"{decision.reason}, as a run of its own: {has}")
-
-    def _decide_within(
-        self,
-        cluster: Cluster,
-        outcome: TaskOutcome,
-        diagnosis: Diagnosis,
-        *,
-        same_size: bool = False,
-    ) -> Decision:
-        return decide(
-            diagnosis,
-            policy=self._policy_of_next(),
-            resources=self._resources,
-            pool=outcome.pool or self._places.home.pool,
-            node=outcome.node,
-            history=[attempt.row for attempt in self._attempts],
-            cluster=cluster,
-            jitter_fraction=random.random(),
-            never_started=outcome.started is None,
-            gpu_memory_mb=outcome.gpu_memory_mb,
-            own_retries=self._own_retries(),
-            same_size=same_size,
-        )
-
-    def _own_retries(self) -> OwnRetries | None:
-        allowed = self._task.retries
-        return OwnRetries(allowed=allowed, used=self._retries_granted) if allowed > 0 else None
-
-    def _policy_of_next(self) -> RetryPolicy:
-        task: Any = self._task
-        return policy_of_next(
-            self._rules.policy,
-            retries=task.retries,
-            delays_seconds=task.retry_delay_seconds,
-            granted=self._retries_granted,
-        )
-
-    def _cluster(self) -> Cluster:
-        return places_beside(self._home, self._places.read_cluster())
 
     def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:
         """The retry condition that the engine asks after a failure, with its delay set."""
