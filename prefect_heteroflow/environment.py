@@ -70,6 +70,8 @@ class AttemptContext:
     stop_on: tuple[Any, ...] = ()
     retry_exceptions: bool | tuple[str, ...] = False
     liveness_seconds: float = 90.0
+    given_delays: Mapping[str, float] = field(default_factory=dict)
+    """The `DELAY_NAMES` that job variables of the run gave: they hold for its tasks too."""
 
     def to_json(self) -> str:
         """The context as JSON text."""

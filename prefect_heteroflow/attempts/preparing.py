@@ -13,7 +13,7 @@ from prefect_heteroflow import environment
 from prefect_heteroflow.attempts.admission import described
 from prefect_heteroflow.attempts.backend import AttemptPlan, OnOutput
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
-from prefect_heteroflow.core.job_values import JobValues
+from prefect_heteroflow.core.job_values import DELAY_NAMES, JobValues
 from prefect_heteroflow.core.resources import Gpu, Node, Resources
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration.transitions import task_id_of
@@ -98,7 +98,7 @@ def plan_attempt(
         gpus=gpus,
         context_json=None
         if configuration.is_plain_job
-        else _context(worker, history, values, resources, gpus).to_json(),
+        else _context(worker, configuration, history, values, resources, gpus).to_json(),
         on_output=on_output,
     )
     logger.info(
@@ -113,6 +113,7 @@ def plan_attempt(
 
 def _context(
     worker: RetryingWorker,
+    configuration: RetryConfiguration,
     history: Sequence[Attempt],
     values: JobValues,
     resources: Resources,
@@ -133,4 +134,9 @@ def _context(
         if isinstance(values.retry_exceptions, bool)
         else tuple(values.retry_exceptions),
         liveness_seconds=worker.heteroflow_settings.node_liveness_seconds,
+        given_delays={
+            name: getattr(values.policy, name)
+            for name in DELAY_NAMES
+            if getattr(configuration, name) is not None
+        },
     )

@@ -8,10 +8,9 @@ be said about the attempt: that time does not count, and the silence before it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from uuid import UUID
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.failures import FailureClass
@@ -161,14 +160,14 @@ def has_gone_on_without(attempt: int, rows: Sequence[Attempt]) -> bool:
 class StoodStill:
     """How long a run was seen in one and the same state."""
 
-    state: UUID
+    state: Hashable
     looks: int
     counted_at: float
     """The last look that counted, seconds on the watcher's own clock."""
 
 
 def seen_again(
-    before: StoodStill | None, state: UUID, *, now: float, apart_seconds: float
+    before: StoodStill | None, state: Hashable, *, now: float, apart_seconds: float
 ) -> StoodStill:
     """What one more look at a run's state says of it.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prefect_heteroflow.core.actions import (
+    Action,
     action_for,
     ending_when_spent,
     ending_without_retry,
@@ -48,6 +49,7 @@ def decide(
     gpu_memory_mb: int | None = None,
     containers: bool | None = None,
     own_retries: OwnRetries | None = None,
+    same_size: bool = False,
 ) -> Decision:
     """What follows the failed attempt.
 
@@ -72,6 +74,8 @@ def decide(
             if it may run anywhere.
         own_retries: Of a task that says how often it is retried at most.
 
+        same_size: More would not help in these places: the same attempt follows in the same one.
+
     Raises:
         ValueError: `jitter_fraction` is not between 0 and 1.
     """
@@ -89,7 +93,8 @@ def decide(
         gpu_memory_mb=gpu_memory_mb,
         containers=containers,
     )
-    plan = plan_next(action_for(diagnosis, policy.retry_strategy), situation)
+    action = Action.AGAIN if same_size else action_for(diagnosis, policy.retry_strategy)
+    plan = plan_next(action, situation)
     if isinstance(plan, DeadEnd):
         return Stop(ending=Ending.PERMANENT_FAILURE, reason=f"{_head(diagnosis)}: {plan.reason}")
     budget = _budget(diagnosis.failure, policy, history, never_started)

@@ -11,6 +11,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Literal
 
+OUTER_MEMORY_LIMIT = "outer-memory-limit"
+"""Rule of an attempt that was killed because of what others around it used."""
+
 Phase = Literal["start", "run", "lost"]
 
 
@@ -116,6 +119,10 @@ class Evidence:
     """Memory limit in MiB."""
     peak_memory_mb: int | None = None
     """Highest memory use seen, MiB."""
+    own_limit_reached: bool | None = None
+    """Memory use came up to `memory_limit_mb`; known where a limit around it can bind first."""
+    outer_limit_mb: int | None = None
+    """The limit that it shares with other processes around it, MiB."""
     engine_error: str | None = None
     """Text of the container engine's error at pull, create or start."""
     exception: ExceptionInfo | None = None

@@ -38,6 +38,14 @@ POLICY_NAMES = (
     "cleanup_hook",
 )
 """Job variables that a setting of the same name is the default of."""
+DELAY_NAMES = (
+    "retry_delay",
+    "backoff_multiplier",
+    "max_retry_delay",
+    "retry_jitter",
+    "escalation_delay",
+)
+"""Job variables that say when a retry begins."""
 RESOURCE_NAMES = ("memory_mb", "shm_mb", "gpu_count", "gpu_memory_mb")
 """Job variables that say what the first attempt gets."""
 JOB_VARIABLE_NAMES = (*RESOURCE_NAMES, *POLICY_NAMES, "progress_file", "placement")

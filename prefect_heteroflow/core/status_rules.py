@@ -6,7 +6,12 @@ import errno
 import re
 from types import MappingProxyType
 
-from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
+from prefect_heteroflow.core.failures import (
+    OUTER_MEMORY_LIMIT,
+    Diagnosis,
+    Evidence,
+    FailureClass,
+)
 from prefect_heteroflow.core.literals import BENIGN
 from prefect_heteroflow.core.log_lines import split_lines
 from prefect_heteroflow.core.matching import shown
@@ -142,6 +147,8 @@ def from_requests(evidence: Evidence) -> Diagnosis | None:
 def from_witnesses(evidence: Evidence) -> Diagnosis | None:
     """What the engine, the kernel, the driver or Kubernetes saw with their own eyes."""
     if evidence.oom_killed or evidence.oom_kill_count:
+        if _outer_limit_was_the_bound(evidence):
+            return _killed_by_outer_limit(evidence)
         rule = "docker-oom-killed" if evidence.oom_killed else "cgroup-oom-kill"
         limit = evidence.memory_limit_mb
         of_limit = "" if limit is None else f" of {limit} MB"
@@ -164,6 +171,32 @@ def from_witnesses(evidence: Evidence) -> Diagnosis | None:
             reason="The worker ended the attempt itself, because it was shutting down.",
         )
     return None
+
+
+def _outer_limit_was_the_bound(evidence: Evidence) -> bool:
+    """The kernel counts a kill in the group of the killed process, whoever's limit it was."""
+    return evidence.own_limit_reached is False and not _memory_was_full(evidence)
+
+
+def _killed_by_outer_limit(evidence: Evidence) -> Diagnosis:
+    peak, limit, outer = (
+        evidence.peak_memory_mb,
+        evidence.memory_limit_mb,
+        evidence.outer_limit_mb,
+    )
+    used = "less than" if peak is None else f"{peak} MB of"
+    own = "its memory limit" if limit is None else f"its own limit of {limit} MB"
+    shared = (
+        "the memory of the machine was used up"
+        if outer is None
+        else f"the {outer} MB that the flow run's own process and all of its tasks share"
+        " were used up"
+    )
+    return Diagnosis(
+        failure=FailureClass.CPU_OUT_OF_MEMORY,
+        rule=OUTER_MEMORY_LIMIT,
+        reason=f"A process of the attempt was killed while it used {used} {own}: {shared}.",
+    )
 
 
 def from_kubernetes(evidence: Evidence, chosen: Chosen | None) -> Diagnosis | None:

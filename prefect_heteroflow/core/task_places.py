@@ -7,7 +7,10 @@ the nodes, and what does not fit home can go to the very same machine.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prefect_heteroflow.core.policy import Decision, Place, Retry
+from prefect_heteroflow.core.ranges import MIN_MEMORY_MB
 from prefect_heteroflow.core.resources import Cluster, Node, Resources
 from prefect_heteroflow.core.routing import fits
 
@@ -44,10 +47,23 @@ def roomier(at_home: Decision, beside: Decision) -> Decision:
     return beside if beside.resources.memory_mb > at_home.resources.memory_mb else at_home
 
 
-def has_text(home: Node) -> str:
-    """What the flow run has, for people."""
+def room_for_bodies(home: Node, own_mb: int) -> Node:
+    """What of the flow run can be promised to its tasks.
+
+    Args:
+        home: What the flow run may use.
+        own_mb: What its own process uses of that, MiB.
+    """
+    return replace(home, memory_mb=max(MIN_MEMORY_MB, home.memory_mb - own_mb))
+
+
+def has_text(home: Node, room: Node | None = None) -> str:
+    """What the flow run has, and what of it can be promised to tasks, for people."""
     sizes = ", ".join(f"{gpu.memory_mb} MB" for gpu in home.gpus) or "none"
-    return f"this flow run has {home.memory_mb} MB of memory and GPUs: {sizes} (on {home.name})"
+    memory = f"{home.memory_mb} MB of memory"
+    if room is not None and room.memory_mb < home.memory_mb:
+        memory += f" ({room.memory_mb} MB of it beside its own process)"
+    return f"this flow run has {memory} and GPUs: {sizes} (on {home.name})"
 
 
 def asks_text(resources: Resources) -> str:

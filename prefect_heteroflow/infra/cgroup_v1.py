@@ -14,6 +14,7 @@ from prefect_heteroflow.infra.cgroups import (
     read_number,
     read_text,
 )
+from prefect_heteroflow.infra.node_probe import read_v1_limit
 
 
 class CgroupV1Limit(CgroupLimit):
@@ -29,6 +30,9 @@ class CgroupV1Limit(CgroupLimit):
         # Not `memory.failcnt`: it stayed 0 through OOM kills on Linux 6.18.
         reached = None if peak is None else peak >= mb_to_bytes(self.memory_mb)
         return kills, reached, peak
+
+    def _read_outer_limit(self) -> int | None:
+        return read_v1_limit(self.path.parent)
 
 
 def create_v1_limit(

@@ -20,6 +20,7 @@ from prefect_heteroflow.infra.cgroups import (
     read_number,
     read_text,
 )
+from prefect_heteroflow.infra.node_probe import read_v2_limit
 
 WORKER_GROUP = "heteroflow-worker"
 """Leaf that the worker moves to when it divides its own group: processes may only be in leaves."""
@@ -38,6 +39,10 @@ class CgroupV2Limit(CgroupLimit):
             None if reached is None else reached > 0,
             read_number(self.path / "memory.peak"),  # Linux 5.19
         )
+
+    def _read_outer_limit(self) -> int | None:
+        located = cgroups.locate_own_cgroup("")
+        return None if located is None else read_v2_limit(located[0], self.path.parent)
 
 
 def create_v2_limit(

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from prefect_heteroflow.core.units import bytes_to_mb_ceil
+from prefect_heteroflow.core.units import bytes_to_mb_ceil, bytes_to_mb_floor
 from prefect_heteroflow.infra import launch
 from prefect_heteroflow.infra.resource_trackers import TrackersLast
 
@@ -295,6 +295,11 @@ class CgroupLimit:
         peak = self._counters()[2]
         return None if peak is None else bytes_to_mb_ceil(peak)
 
+    def outer_limit_mb(self) -> int | None:
+        """The least memory limit of the groups above it, MiB."""
+        limit = self._read_outer_limit()
+        return None if limit is None else bytes_to_mb_floor(limit)
+
     def kill_all(self) -> bool:
         """SIGKILL every process in the group; False if some live on."""
         return kill_group(self.path)
@@ -313,4 +318,8 @@ class CgroupLimit:
 
     def _read_counters(self) -> tuple[int | None, bool | None, int | None]:
         """(processes killed for memory, limit reached, peak in bytes)."""
+        raise NotImplementedError
+
+    def _read_outer_limit(self) -> int | None:
+        """The least limit of the groups above it, bytes."""
         raise NotImplementedError

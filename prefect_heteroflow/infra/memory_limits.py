@@ -66,6 +66,12 @@ class MemoryLimit(Protocol):
     def peak_memory_mb(self) -> int | None:
         """Highest memory use seen, MiB, rounded up; cgroups count page cache in."""
 
+    def outer_limit_mb(self) -> int | None:
+        """The least memory limit around this one, MiB, which others share; `None` for none.
+
+        Where it binds first, the kernel kills too, and counts that as a kill of this attempt.
+        """
+
     def kill_all(self) -> bool:
         """SIGKILL every process of the attempt, daemons that left its session included.
 

@@ -112,6 +112,9 @@ class ResidentMemoryWatcher:
         """
         return bytes_to_mb_ceil(self._peak) if self._peak else None
 
+    def outer_limit_mb(self) -> None:
+        """Nothing around it kills in its name."""
+
     def kill_all(self) -> bool:
         """SIGKILL every process of the tree; False if some live on."""
         return self._kill()

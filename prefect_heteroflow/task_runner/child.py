@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from importlib import import_module, invalidate_caches
 from typing import TYPE_CHECKING, Any
 
+import prefect
 from prefect.client.orchestration import get_client
 from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClient
 from prefect.logging.configuration import ensure_logging_setup
 from prefect.logging.handlers import set_api_log_sink
 from prefect.utilities.callables import call_with_parameters
 
+import prefect_heteroflow
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.bodies_sent import load_body
@@ -46,6 +48,12 @@ if TYPE_CHECKING:
 LEFT = 0
 CHANNEL_LOST = 71
 """Exit status of a child whose body closed the descriptor through which it answers."""
+
+_CALLERS = tuple(
+    f"{os.path.dirname(os.path.abspath(file))}{os.sep}"
+    for file in (prefect.__file__, prefect_heteroflow.__file__, asyncio.__file__)
+)
+"""Folders of what stands between the start of this process and the body."""
 
 _shared: dict[str, Any] = {}
 
@@ -305,12 +313,25 @@ def value_of_body(task: Task[..., Any], parameters: dict[str, Any]) -> Any:
 
 def raised_reply(error: BaseException, *, kind: Any = "raised") -> Reply:
     """The reply of a body that raised."""
+    begin_at_body(error)
     info = exception_info(error)
     try:
         data = with_causes(exception_bytes(error), error)
     except BaseException as problem:
         return Reply(kind=kind, text=f"{_words(error)} ({_words(problem)})", info=info)
     return Reply(kind=kind, value=data, text=_words(error), info=info)
+
+
+def begin_at_body(error: BaseException) -> None:
+    """Let the traceback begin with the user's code: what called it says nothing to its author.
+
+    A traceback without any such code stays as it is.
+    """
+    here = error.__traceback__
+    while here is not None and here.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        here = here.tb_next
+    if here is not None:
+        error.__traceback__ = here
 
 
 def _words(error: BaseException) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import FlowRunContext
 
 from prefect_heteroflow import environment
 from prefect_heteroflow.core.resources import Node
-from prefect_heteroflow.core.units import bytes_to_mb_floor
+from prefect_heteroflow.core.units import bytes_to_mb_ceil, bytes_to_mb_floor
 from prefect_heteroflow.current import current_attempt
+from prefect_heteroflow.infra.cgroups import read_text
+from prefect_heteroflow.infra.memory_watcher import parse_kb
 from prefect_heteroflow.infra.node_probe import (
     parse_declared_gpus,
     probe_node,
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 LOCAL_POOL = "local"
 """Pool of this machine when no work pool started the flow."""
+
+TEMPLATE_MB = 75
+"""Memory of the template process, MiB: a Python that has imported Prefect."""
 
 _probed: dict[tuple[Any, ...], Node] = {}
 
@@ -58,6 +64,32 @@ def read_home(settings: HeteroflowSettings, pool: str) -> Node:
     if limit is not None:
         bounds_mb.append(bytes_to_mb_floor(limit))
     return replace(node, memory_mb=min(bounds_mb))
+
+
+def flow_share_mb() -> int:
+    """What the flow run's own processes use of its memory, MiB; 0 where nothing bounds a flow run.
+
+    The template counts too: it starts only now, so it is given what its imports are known to take.
+    """
+    attempt = current_attempt()
+    if attempt is None or not attempt.memory_mb:
+        return 0
+    status = read_text(Path("/proc/self/status")) or ""
+    # Without what is mapped from files: the kernel takes that back where memory is short.
+    used = parse_kb(status, "RssAnon", "RssShmem") or 0
+    return bytes_to_mb_ceil(used) + TEMPLATE_MB
+
+
+def read_given_delays() -> dict[str, float]:
+    """The delays that job variables of the flow run gave, by name; none outside of a worker."""
+    path = os.environ.get(environment.CONTEXT_FILE)
+    if path is None:
+        return {}
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return dict(environment.AttemptContext.from_json(text).given_delays)
+    except (OSError, ValueError, TypeError, KeyError):  # gone, or written by another version
+        return {}
 
 
 def own_pool() -> str:

@@ -257,6 +257,8 @@ class LocalAttempts:
             kills = 1
         return Evidence(
             phase="run",
+            own_limit_reached=child.limit.limit_reached() if kills else None,
+            outer_limit_mb=child.limit.outer_limit_mb() if kills else None,
             exit_code=status if status is not None and status >= 0 else None,
             signal=-status if status is not None and status < 0 else None,
             oom_kill_count=kills,

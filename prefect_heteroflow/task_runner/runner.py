@@ -19,19 +19,26 @@ from pydantic import ValidationError
 
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.resources import Cluster
+from prefect_heteroflow.core.task_places import room_for_bodies
 from prefect_heteroflow.core.task_requirements import Requirements, exception_names
 from prefect_heteroflow.orchestration.nodes import read_cluster
 from prefect_heteroflow.settings import HeteroflowSettings, settings_problem
 from prefect_heteroflow.task_runner.children import Children
 from prefect_heteroflow.task_runner.errors import origin_of
-from prefect_heteroflow.task_runner.home import own_pool, read_home
+from prefect_heteroflow.task_runner.home import (
+    flow_share_mb,
+    own_pool,
+    read_given_delays,
+    read_home,
+)
 from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
 from prefect_heteroflow.task_runner.lost_results import FutureInMemory, Producers, not_read
+from prefect_heteroflow.task_runner.next_attempt import Places
 from prefect_heteroflow.task_runner.remote_attempts import OtherPools
 from prefect_heteroflow.task_runner.requirements import requirements_of
 from prefect_heteroflow.task_runner.retry_rules import RetryRules, retry_rules
 from prefect_heteroflow.task_runner.submission_order import holds_futures
-from prefect_heteroflow.task_runner.task_life import Places, TaskLife
+from prefect_heteroflow.task_runner.task_life import TaskLife
 from prefect_heteroflow.task_runner.template import Template, template_for
 from prefect_heteroflow.task_runner.waiting_out import wait_out
 from prefect_heteroflow.user_rules_file import load_user_rules
@@ -265,20 +272,22 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             settings = HeteroflowSettings()
         except ValidationError as error:
             raise ValueError(settings_problem(error)) from error
-        self._defaults = settings.model_dump()
+        self._defaults = settings.model_dump() | read_given_delays()
         if settings.rules_file is not None:
             self._file_rules = load_user_rules(settings.rules_file)
         home = read_home(settings, own_pool())
+        room = room_for_bodies(home, flow_share_mb())
         grace = self._cancel_grace_seconds
         self._children = Children(
             _template_maker(),
-            home,
+            room,
             max_children=self._max_children,
             cancel_grace_seconds=settings.cancel_grace_seconds if grace is None else grace,
             on_limit=self._say_limit,
         )
         return Places(
             home=home,
+            room=room,
             local=LocalAttempts(home, self._children),
             remote=OtherPools(
                 lambda: _read_cluster(settings.node_liveness_seconds),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import random
-from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prefect.context import FlowRunContext, TaskRunContext
@@ -17,30 +15,22 @@ from prefect.transactions import get_transaction
 from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.core.attempts import AttemptStatus
-from prefect_heteroflow.core.decide import decide
-from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass, FailureGroup
+from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.policy import (
     Decision,
-    Ending,
     Place,
     Retry,
-    Stop,
 )
 from prefect_heteroflow.core.ranges import MAX_MEMORY_MB
-from prefect_heteroflow.core.resources import Cluster, Node
 from prefect_heteroflow.core.routing import NoRoute, Route, fits, route
 from prefect_heteroflow.core.task_attempts import TaskAttempt
 from prefect_heteroflow.core.task_places import (
     asks_text,
     has_text,
     is_at_home,
-    places_beside,
-    roomier,
 )
-from prefect_heteroflow.core.task_retries import is_cramped
 from prefect_heteroflow.task_runner.attempt_rows import AttemptRows, attempt_of
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
-    RemoteAttempts,
     TaskCall,
     TaskOutcome,
     no_remote,
@@ -55,8 +45,8 @@ from prefect_heteroflow.task_runner.granted_retries import (
 )
 from prefect_heteroflow.task_runner.home import LOCAL_POOL
 from prefect_heteroflow.task_runner.left_by_body import end_what_is_left
-from prefect_heteroflow.task_runner.local_attempts import LocalAttempts
-from prefect_heteroflow.task_runner.lost_results import Producer, Producers, run_again
+from prefect_heteroflow.task_runner.lost_results import Producer, run_again
+from prefect_heteroflow.task_runner.next_attempt import NextAttempt, Places, is_of_body
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -64,22 +54,6 @@ if TYPE_CHECKING:
 
     from prefect_heteroflow.core.task_requirements import Requirements
     from prefect_heteroflow.task_runner.retry_rules import RetryRules
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where attempts of one runner can run."""
-
-    home: Node
-    """What the flow run itself may use, under the name of its node."""
-    local: LocalAttempts
-    remote: RemoteAttempts | None
-    producers: Producers
-    """Task runs that can run again when their results are lost."""
-    read_cluster: Callable[[], Cluster]
-    """All nodes and pools that are known; asked only when home is too small."""
-    say_once: Callable[[str, str], None]
-    """Log a warning for a task, once: its name and the text."""
 
 
 class TaskLife:
@@ -117,10 +91,12 @@ class TaskLife:
         if refusal is not None and requirements.memory_mb:
             asked_mb = min(requirements.memory_mb, MAX_MEMORY_MB)  # for the row alone
             self._resources = replace(rules.resources, memory_mb=asked_mb)
-        self._reserved_mb = requirements.memory_mb or 0
         self._attempts: list[TaskAttempt] = []
         self._rows = AttemptRows()
         self._retries = GrantedRetries(task, rules.policy)
+        self._next = NextAttempt(
+            self._retries, rules.policy, places, promised_mb=requirements.memory_mb or 0
+        )
         self._failure: DecidedFailure | None = None
         self._is_beside = False
         """The newest attempt ran as a run of its own."""
@@ -181,18 +157,16 @@ class TaskLife:
         call = self._call()
         if self._refusal is not None:
             return self._refused(self._refusal)
-        home = self._places.home
         self._is_beside = False
         if (
             isinstance(planned, Retry)
             and planned.place.pool != LOCAL_POOL
-            and not is_at_home(planned.place, call.resources, home)
+            and not is_at_home(planned.place, call.resources, self._next.home)
         ):
             return self._beside(call, planned)
-        if not fits(call.resources, home):
-            self._places.local.expect_no_more(self._number)
-            return self._elsewhere(call)
-        return self._places.local.run(call)
+        if fits(call.resources, self._next.home):
+            return self._places.local.run(call)
+        return self._elsewhere(call)
 
     def _beside(self, call: TaskCall, decision: Retry) -> TaskOutcome:
         assert self._places.remote is not None  # it was asked for before
@@ -209,7 +183,8 @@ class TaskLife:
             resources=self._resources,
             number=self._number,
             timeout_seconds=self._task.timeout_seconds,
-            reserved_mb=self._reserved_mb,
+            # More than there is would be waited for without end.
+            reserved_mb=min(self._next.reserved_mb, self._places.room.memory_mb),
             shares_gpu=bool(self._requirements.shares_gpu),
             max_calls=self._requirements.max_calls,
             previous_failure=None if last is None else last.failure,
@@ -219,14 +194,19 @@ class TaskLife:
         """An attempt that is too large for its flow run from the start."""
         home = self._places.home
         found = route(
-            call.resources, self._cluster(), current_pool=home.pool, current_node=home.name
+            call.resources, self._next.cluster(), current_pool=home.pool, current_node=home.name
         )
-        wanted, has = asks_text(call.resources), has_text(home)
+        wanted, has = asks_text(call.resources), has_text(home, self._places.room)
         if isinstance(found, Route) and self._places.remote is not None:
+            self._places.local.expect_no_more(self._number)
             place = Place(pool=found.pool, node=found.node)
             reason = f"It requires {wanted}; {has}: it runs on pool {found.pool} ({found.reason})."
             moved = Retry(resources=call.resources, place=place, delay_seconds=0.0, reason=reason)
             return self._beside(call, moved)
+        if fits(call.resources, home):  # it may need less than it asks for
+            self._next.home = home
+            return self._places.local.run(call)
+        self._places.local.expect_no_more(self._number)
         if isinstance(found, NoRoute):
             text = f"it requires {wanted}, which no node has: {found.reason}; {has}"
         else:
@@ -252,8 +232,14 @@ class TaskLife:
         if outcome.kind == "cancelled":
             return self._cancelled(outcome)
         diagnosis = self._diagnose(outcome)
-        decision = self._decide(outcome, diagnosis)
-        of_body = _is_of_body(outcome)
+        decision = self._next.decide(
+            outcome,
+            diagnosis,
+            resources=self._resources,
+            rows=[attempt.row for attempt in self._attempts],
+            is_beside=self._is_beside,
+        )
+        of_body = is_of_body(outcome)
         self._failure = DecidedFailure(decision=decision, of_body=of_body)
         told = decision
         # The engine retries no other exceptions.
@@ -263,7 +249,7 @@ class TaskLife:
         if isinstance(decision, Retry):
             self._resources = decision.resources
             if decision.resources.memory_mb > self._rules.resources.memory_mb:
-                self._reserved_mb = decision.resources.memory_mb
+                self._next.reserved_mb = decision.resources.memory_mb
         if outcome.kind == "timed_out":  # the engine's message names it
             self.engine_task.timeout_seconds = self._task.timeout_seconds
         if outcome.kind == "raised" and outcome.exception is None:
@@ -290,9 +276,10 @@ class TaskLife:
         if not self._attempts:
             self._record(ended, AttemptStatus.COMPLETED, context=context)
         last = self._attempts[-1]
-        row = replace(last.row, decision=f"{why}. The task runs again.")
+        decision = f"{why}. The task runs again."
+        row = replace(last.row, decision=decision)
         self._attempts[-1] = replace(last, row=row)
-        get_run_logger(context).warning("Attempt %s: %s", row.attempt, row.decision)
+        self._say_decision(context, row.attempt, decision)
         self._failure = None
         self._retries.start_over()
         self.engine_task.retries = self._task.retries
@@ -322,44 +309,6 @@ class TaskLife:
         if outcome.diagnosis is not None:
             return outcome.diagnosis
         return self._rules.diagnose(outcome.evidence or Evidence())
-
-    def _decide(self, outcome: TaskOutcome, diagnosis: Diagnosis) -> Decision:
-        if self._is_beside:
-            return self._decide_within(self._cluster(), outcome, diagnosis)
-        home = self._places.home
-        decision = self._decide_within(Cluster(nodes=(home,)), outcome, diagnosis)
-        escalates = diagnosis.failure.group is FailureGroup.ESCALATE
-        if not escalates or not is_cramped(decision, self._resources, self._rules.policy):
-            return decision
-        decision = roomier(decision, self._decide_within(self._cluster(), outcome, diagnosis))
-        if not isinstance(decision, Retry):
-            return decision
-        if is_at_home(decision.place, decision.resources, home):
-            return decision
-        if self._places.remote is None:
-            reason = f"{decision.reason}. {no_remote(decision.place.pool)}"
-            return Stop(ending=Ending.PERMANENT_FAILURE, reason=reason)
-        return replace(decision, reason=f"{decision.reason}, as a run of its own: {has_text(home)}")
-
-    def _decide_within(
-        self, cluster: Cluster, outcome: TaskOutcome, diagnosis: Diagnosis
-    ) -> Decision:
-        return decide(
-            diagnosis,
-            policy=self._retries.policy_of_next(of_body=_is_of_body(outcome)),
-            resources=self._resources,
-            pool=outcome.pool or self._places.home.pool,
-            node=outcome.node,
-            history=[attempt.row for attempt in self._attempts],
-            cluster=cluster,
-            jitter_fraction=random.random(),
-            never_started=outcome.started is None,
-            gpu_memory_mb=outcome.gpu_memory_mb,
-            own_retries=self._retries.own(),
-        )
-
-    def _cluster(self) -> Cluster:
-        return places_beside(self._places.home, self._places.read_cluster())
 
     def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:
         """The retry condition that the engine asks after a failure."""
@@ -401,9 +350,10 @@ class TaskLife:
         self._attempts.append(attempt)
         logger = get_run_logger(context)
         if diagnosis is not None and decision is not None and outcome.kind != "raised":
-            logger.warning("Attempt %s: %s", attempt.row.attempt, decision.reason)
+            self._say_decision(context, attempt.row.attempt, decision.reason)
         self._rows.write(self._attempts, context.task_run.flow_run_id, logger)
 
-
-def _is_of_body(outcome: TaskOutcome) -> bool:
-    return outcome.kind in ("raised", "timed_out")
+    def _say_decision(self, context: TaskRunContext, attempt: int, text: str) -> None:
+        # With the name: `prefect flow-run logs` does not tell whose line it is.
+        name = context.task_run.name
+        get_run_logger(context).warning("Task run %r, attempt %s: %s", name, attempt, text)

@@ -379,3 +379,73 @@ def test_secret_at_the_cut_of_a_long_line_is_masked(before: int) -> None:
     line = _diagnose(Evidence(exit_code=1, log=log)).line
     assert line is not None
     assert "hunter2" not in line
+
+
+def killed_in_a_task(peak_mb: int | None, *, reached: bool | None, outer_mb: int | None) -> str:
+    found = diagnose(
+        Evidence(
+            signal=9,
+            oom_kill_count=1,
+            memory_limit_mb=512,
+            peak_memory_mb=peak_mb,
+            own_limit_reached=reached,
+            outer_limit_mb=outer_mb,
+        )
+    )
+    assert found is not None
+    assert found.failure is FailureClass.CPU_OUT_OF_MEMORY
+    return f"{found.rule}: {found.reason}"
+
+
+@pytest.mark.parametrize(
+    ("peak_mb", "reached", "outer_mb", "expected"),
+    [
+        (
+            326,
+            False,
+            600,
+            "outer-memory-limit: A process of the attempt was killed while it used 326 MB of its"
+            " own limit of 512 MB: the 600 MB that the flow run's own process and all of its tasks"
+            " share were used up.",
+        ),
+        (
+            None,
+            False,
+            None,
+            "outer-memory-limit: A process of the attempt was killed while it used less than its"
+            " own limit of 512 MB: the memory of the machine was used up.",
+        ),
+        (
+            512,
+            True,
+            600,
+            "cgroup-oom-kill: A process of the attempt was killed for reaching its memory limit"
+            " of 512 MB.",
+        ),
+        (
+            511,
+            False,
+            600,
+            "cgroup-oom-kill: A process of the attempt was killed for reaching its memory limit"
+            " of 512 MB.",
+        ),
+        (
+            326,
+            None,
+            600,
+            "cgroup-oom-kill: A process of the attempt was killed for reaching its memory limit"
+            " of 512 MB.",
+        ),
+    ],
+    ids=[
+        "the flow run's",
+        "the machine's",
+        "its own",
+        "near miss: its own but for a page",
+        "near miss: nobody knows",
+    ],
+)
+def test_reason_of_a_kill_for_memory_tells_which_limit_was_reached(
+    peak_mb: int | None, reached: bool | None, outer_mb: int | None, expected: str
+) -> None:
+    assert killed_in_a_task(peak_mb, reached=reached, outer_mb=outer_mb) == expected

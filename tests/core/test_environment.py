@@ -11,6 +11,7 @@ from prefect_heteroflow.core.policy import RetryPolicy, RetryStrategy
 from prefect_heteroflow.core.resources import Resources
 
 CONTEXT = environment.AttemptContext(
+    given_delays={"retry_delay": 2.0},
     policy=RetryPolicy(retry_strategy=RetryStrategy.RETRY_SAME_NODE, max_retries=-1),
     resources=Resources(memory_mb=4096, shm_mb=128, gpu_count=2, gpu_memory_mb=8192),
     pool="gpu-8gb",

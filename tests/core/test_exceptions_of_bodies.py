@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
+from typing import Any
+
 import pytest
+from prefect import Task, task
 from prefect.exceptions import (
     Abort,
     CrashedRun,
@@ -13,10 +17,12 @@ from prefect.exceptions import (
     TerminationSignal,
     UnfinishedRun,
 )
+from prefect.utilities.callables import call_with_parameters
 
 from prefect_heteroflow.core.classify import diagnose
 from prefect_heteroflow.core.failures import Evidence, ExceptionInfo, FailureClass
 from prefect_heteroflow.exceptions_as_data import exception_info
+from prefect_heteroflow.task_runner.child import begin_at_body, value_of_body
 
 APPLICATION = FailureClass.APPLICATION_ERROR
 NETWORK = FailureClass.NETWORK_TIMEOUT
@@ -124,3 +130,46 @@ def test_types_to_retry_count_for_what_a_message_does_not_prove() -> None:
     found = diagnose(evidence, retry_exceptions=["ValueError"], trusts_messages=False)
     assert found is not None
     assert (found.failure, found.verdict) == (APPLICATION, "retry")
+
+
+@task
+def fails() -> None:
+    raise Told("the body's line")
+
+
+@task
+async def fails_async() -> None:
+    raise Told("the body's line")
+
+
+@task
+def calls_prefect_again() -> None:
+    call_with_parameters(fails.fn, {})
+
+
+def functions_shown(body: Task[..., Any], **parameters: Any) -> list[str]:
+    """The functions in the traceback of that body, from the outermost."""
+    try:
+        value_of_body(body, parameters)
+    except Exception as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this test
+        begin_at_body(error)
+        return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (fails, ["fails"]),
+        (fails_async, ["fails_async"]),
+        (calls_prefect_again, ["calls_prefect_again", "call_with_parameters", "fails"]),
+    ],
+    ids=["a body", "a coroutine", "frames of Prefect within the body stay"],
+)
+def test_traceback_of_a_body_begins_with_the_body(body: Task[..., Any], shown: list[str]) -> None:
+    assert functions_shown(body) == shown
+
+
+def test_traceback_without_a_line_of_the_user_stays_whole() -> None:
+    assert "call_with_parameters" in functions_shown(fails, no_such_argument=1)

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from prefect_heteroflow.core.failures import FailureClass
-from prefect_heteroflow.core.policy import Ending, Place
+from prefect_heteroflow.core.policy import Ending, Place, RetryStrategy
 from prefect_heteroflow.core.resources import Cluster, Pool, Resources
-from tests.core.policy_cases import SAME, cluster, failed, node, policy, retry, stop, what_follows
+from tests.core.policy_cases import (
+    NEW,
+    SAME,
+    cluster,
+    failed,
+    node,
+    policy,
+    retry,
+    stop,
+    what_follows,
+)
 
 OOM = FailureClass.CPU_OUT_OF_MEMORY
 BIG = cluster(node("node-1", "p", 65536))
@@ -210,3 +220,20 @@ def test_attempt_with_all_that_there_is_waits_if_it_was_no_last_run(history):
     known = cluster(node("node-1", "p", 6000), node("node-2", "p", 65536, live=False))
     answer = retry(what_follows(OOM, known, resources=Resources(memory_mb=6000), history=history))
     assert answer.place == Place(pool="p", waits_for="node-2")
+
+
+@pytest.mark.parametrize("strategy", [NEW, SAME], ids=["new node", "same node"])
+def test_attempt_does_not_grow_where_more_would_not_help(strategy: RetryStrategy) -> None:
+    answer = retry(what_follows(OOM, BIG, same_size=True, policy=policy(strategy)))
+    assert answer.resources.memory_mb == 4096
+    assert answer.place.node == "node-1"
+    assert "again on node-1 (same node)" in answer.reason
+
+
+def test_attempt_for_which_more_would_not_help_uses_up_its_retries() -> None:
+    end = stop(
+        what_follows(
+            OOM, BIG, same_size=True, policy=policy(max_retries=1), history=[failed(1, OOM)]
+        )
+    )
+    assert end.ending is Ending.FAILED

@@ -11,6 +11,7 @@ from prefect_heteroflow.core.task_places import (
     has_text,
     is_at_home,
     places_beside,
+    room_for_bodies,
     roomier,
 )
 from tests.core.policy_cases import cluster, node
@@ -95,6 +96,21 @@ def test_next_attempt_is_where_it_is_given_more(
 def test_what_the_flow_run_has_is_not_called_what_its_node_has() -> None:
     text = "this flow run has 600 MB of memory and GPUs: none (on vm)"
     assert has_text(HOME) == text
+
+
+def test_what_the_flows_own_process_uses_cannot_be_promised_to_tasks() -> None:
+    assert room_for_bodies(HOME, 170).memory_mb == 430
+
+
+def test_flow_run_that_its_own_process_fills_has_room_for_the_least_of_tasks() -> None:
+    assert room_for_bodies(HOME, 700).memory_mb == 6
+
+
+def test_what_can_be_promised_of_the_flow_run_is_told_where_it_is_less() -> None:
+    text = has_text(HOME, room_for_bodies(HOME, 170))
+    assert text.startswith(
+        "this flow run has 600 MB of memory (430 MB of it beside its own process)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -153,3 +153,78 @@ def test_mistyped_job_variable_is_told_once_in_the_log_of_the_run(
     assert [line for line in api.logs(run) if "is no job variable" in line] == [
         f"max_retrys is no job variable of pool '{POOL}' and is ignored; did you mean max_retries?"
     ]
+
+
+def fill_in_company(api: Api, folder: Path, **parameters: Any) -> str:
+    """A flow run of 600 MB in which one task fills memory beside another; its id."""
+    deployment = api.deploy(
+        "fill_in_company",
+        POOL,
+        name="company",
+        file="task_flows.py",
+        job_variables={"memory_mb": 600, "max_retries": 0, "retry_delay": 2, "retry_jitter": 0},
+    )
+    folder.mkdir()
+    return api.submit(deployment, {"folder": str(folder), **parameters})
+
+
+def rows_of_filling_task(api: Api, run: str) -> list[dict[str, Any]]:
+    found = api.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    (task_run,) = [one for one in found if one["name"].startswith("fill_beside")]
+    return api.rows(task_run["id"])
+
+
+@pytest.mark.skipif(
+    not Path("/sys/fs/cgroup/memory").exists(),
+    reason="only below cgroup v1 do bodies and the flow's process share the flow run's limit here",
+)
+def test_task_that_is_killed_for_what_others_use_goes_on_beside_its_flow(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """It had more of its own to use: the flow run's memory was used up."""
+    with Worker(server, tmp_path, pool=POOL, node="under-shared", memory_mb=4000):
+        run = fill_in_company(
+            api, tmp_path / "shared", holding_mb=150, megabytes=330, memory_mb=400, max_retries=1
+        )
+        assert api.wait_end(run).name == "Completed"
+    first, second = rows_of_filling_task(api, run)
+    assert first["failure"] == "CpuOutOfMemory"
+    assert "of its own limit of 400 MB: the 600 MB that the flow run" in first["reason"]
+    assert first["peak_memory_mb"] < 380
+    assert "retry 1 of 1 in 2 s, as a run of its own" in first["decision"]
+    assert (second["memory_mb"], second["failure"]) == (800, None)
+
+
+def test_delay_that_a_run_gives_as_job_variable_holds_for_its_tasks(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """The worker's setting is another."""
+    settings = {"PREFECT_INTEGRATIONS_HETEROFLOW_RETRY_DELAY": "77"}
+    deployment = api.deploy(
+        "tell_of_a_task_that_dies",
+        POOL,
+        name="delays",
+        file="task_flows.py",
+        job_variables={"retry_delay": 1, "retry_jitter": 0},
+    )
+    with Worker(server, tmp_path, pool=POOL, node="under-delays", settings=settings):
+        run = api.submit(deployment)
+        assert api.wait_end(run).name == "Completed"
+    assert [line for line in api.logs(run) if "retry 1 of 3 in 1 s" in line]
+
+
+def test_line_about_an_attempt_of_a_task_says_which_task_it_is(
+    server: PrefectServer, api: Api, tmp_path: Path
+) -> None:
+    """`prefect flow-run logs` shows the text alone."""
+    deployment = api.deploy(
+        "tell_of_a_task_that_dies",
+        POOL,
+        name="names",
+        file="task_flows.py",
+        job_variables={"retry_delay": 0, "retry_jitter": 0},
+    )
+    with Worker(server, tmp_path, pool=POOL, node="under-names"):
+        run = api.submit(deployment)
+        assert api.wait_end(run).name == "Completed"
+    assert [line for line in api.logs(run) if line.startswith("Task run 'dies-once', attempt 1: ")]
