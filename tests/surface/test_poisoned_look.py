@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from prefect.client.orchestration import PrefectClient
+from prefect.client.orchestration import PrefectClient, get_client
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import task_bodies, transitions
 from prefect_heteroflow.orchestration.history import write_attempts
 from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
+from tests.support.runner_bed import flows_run_here
 from tests.support.workers import Api, Worker
 
 PREFIX = "PREFECT_INTEGRATIONS_HETEROFLOW_"
@@ -52,26 +53,27 @@ async def test_run_planned_in_a_deleted_pool_ends_no_look_and_ends_with_a_reason
     server: PrefectServer, api: Api, tmp_path: Path
 ) -> None:
     api.create_pool(POOL, "heteroflow-process")
-    async with PrefectClient(server.api_url) as client:
-        run = await planned_in_a_pool_that_is_gone(client, api, memory_mb=4096)
-        settings = {f"{PREFIX}LOST_CONTACT_TIMEOUT": "40"}
-        with Worker(
-            server, tmp_path, pool=POOL, node="poisoned", memory_mb=512, settings=settings
-        ) as worker:
-            said = f"Work pool '{GONE}'"
-            wait_until(
-                lambda: any(said in line for line in api.logs(run)),
-                what="the warning",
-                timeout_seconds=60,
-            )
-            body = await body_of_a_deleted_flow_run(client)
-            wait_until(
-                lambda: api.run(body)["state"]["type"] in ("CANCELLING", "CANCELLED"),
-                what="the end of the body",
-                timeout_seconds=60,
-            )
-            end = api.wait_end(run)
-            log = worker.log()
+    settings = {f"{PREFIX}LOST_CONTACT_TIMEOUT": "75"}
+    with flows_run_here(server):
+        async with get_client() as client:
+            run = await planned_in_a_pool_that_is_gone(client, api, memory_mb=4096)
+            with Worker(
+                server, tmp_path, pool=POOL, node="poisoned", memory_mb=512, settings=settings
+            ) as worker:
+                said = f"Work pool '{GONE}'"
+                wait_until(
+                    lambda: any(said in line for line in api.logs(run)),
+                    what="the warning",
+                    timeout_seconds=60,
+                )
+                body = await body_of_a_deleted_flow_run(client)
+                wait_until(
+                    lambda: api.run(body)["state"]["type"] in ("CANCELLING", "CANCELLED"),
+                    what="the end of the body",
+                    timeout_seconds=60,
+                )
+                end = api.wait_end(run)
+                log = worker.log()
     assert end.name == "Failed"
     assert f"pool {GONE}" in end.message
     assert "was deleted" in end.message
@@ -84,8 +86,9 @@ async def test_attempt_planned_in_a_deleted_pool_goes_on_in_another(
     server: PrefectServer, api: Api, tmp_path: Path
 ) -> None:
     api.create_pool(POOL, "heteroflow-process")
-    async with PrefectClient(server.api_url) as client:
-        run = await planned_in_a_pool_that_is_gone(client, api, memory_mb=64)
+    with flows_run_here(server):
+        async with get_client() as client:
+            run = await planned_in_a_pool_that_is_gone(client, api, memory_mb=64)
     with Worker(server, tmp_path, pool=POOL, node="poisoned", memory_mb=512):
         assert api.wait_end(run).name == "Completed"
     assert [(row["pool"], row["status"]) for row in api.rows(run)] == [
