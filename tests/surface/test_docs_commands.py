@@ -181,8 +181,22 @@ def test_example_of_the_readme_completes_with_twice_the_memory(
     assert [row["memory_mb"] for row in api.rows(flow_run)] == [2048, 4096]
 
 
+@pytest.fixture
+def new_server(tmp_path: Path) -> Iterator[PrefectServer]:
+    """One of its own: on the shared one another test has made pool `gpu-8gb` for containers."""
+    with PrefectServer(tmp_path / "new") as found:
+        yield found
+
+
+@pytest.fixture
+def new_api(new_server: PrefectServer) -> Iterator[Api]:
+    """Its REST API."""
+    with contextlib.closing(Api(new_server)) as found:
+        yield found
+
+
 def test_gpu_example_moves_between_two_workers_started_as_its_page_says(
-    server: PrefectServer, api: Api, tmp_path: Path
+    new_server: PrefectServer, new_api: Api, tmp_path: Path
 ) -> None:
     """The lines of `deployments/README.md` for a machine without Docker and GPUs."""
     page = (ROOT / "deployments" / "README.md").read_text(encoding="utf-8")
@@ -193,20 +207,22 @@ def test_gpu_example_moves_between_two_workers_started_as_its_page_says(
         values = dict(word.split("=", 1) for word in words if word.startswith("PREFECT_"))
         options = dict(pairwise(words))
         pools.append(options["--pool"])
-        api.create_pool(options["--pool"], options["--type"])
+        new_api.create_pool(options["--pool"], options["--type"])
         node = values.pop("PREFECT_INTEGRATIONS_HETEROFLOW_NODE_NAME")
         gpus = values.pop("PREFECT_INTEGRATIONS_HETEROFLOW_NODE_GPUS")
         assert not values
-        workers.append(Worker(server, tmp_path, pool=options["--pool"], node=node, gpus=gpus))
+        workers.append(Worker(new_server, tmp_path, pool=options["--pool"], node=node, gpus=gpus))
     run_prefect = [PREFECT, "--no-prompt", "deploy", "--name", "gpu-oom"]
-    done = subprocess.run(run_prefect, cwd=ROOT, env=server.env(), capture_output=True, check=False)
+    done = subprocess.run(
+        run_prefect, cwd=ROOT, env=new_server.env(), capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    deployment = api.get("/deployments/name/gpu-oom/gpu-oom")["id"]
+    deployment = new_api.get("/deployments/name/gpu-oom/gpu-oom")["id"]
     with workers[0], workers[1]:
         no_wait = {"retry_delay": 0, "retry_jitter": 0, "memory_mb": 512, "gpu_count": 1}
-        run = api.submit(deployment, job_variables=no_wait)
-        assert api.wait_end(run).name == "Completed"
-    rows = [(row["pool"], row["gpu_memory_mb"], row["failure"]) for row in api.rows(run)]
+        run = new_api.submit(deployment, job_variables=no_wait)
+        assert new_api.wait_end(run).name == "Completed"
+    rows = [(row["pool"], row["gpu_memory_mb"], row["failure"]) for row in new_api.rows(run)]
     assert rows == [(pools[0], 8192, "GpuOutOfMemory"), (pools[1], 24576, None)]
 
 
