@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.guard import CannotYet, Guard
 from prefect_heteroflow.attempts.rerouting import elsewhere, end_unplaced, pool_exists
-from prefect_heteroflow.attempts.stranded import AWAITING_RETRY, move_planned
+from prefect_heteroflow.attempts.stranded import move_planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -75,7 +75,7 @@ class DetachedRuns:
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(
                     type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]),
-                    name=FlowRunFilterStateName(any_=[AWAITING_RETRY]),
+                    name=FlowRunFilterStateName(any_=[transitions.AWAITING_RETRY]),
                 ),
                 next_scheduled_start_time=FlowRunFilterNextScheduledStartTime.model_validate(
                     {"before_": utc_now() - _LATE}
@@ -90,9 +90,7 @@ class DetachedRuns:
                 return
             now = await client.read_flow_run(run.id)
             rows = await read_attempts(client, task_id)
-            unchanged = now.state is not None and run.state is not None
-            unchanged = unchanged and now.state.id == run.state.id  # type: ignore[union-attr]
-            if unchanged and rows == list(history):
+            if transitions.has_stood_still(run, now) and rows == list(history):
                 await self._go_on(now, rows[-1])
 
     async def _go_on(self, run: FlowRun, row: Attempt) -> None:

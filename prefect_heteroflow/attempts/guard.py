@@ -44,7 +44,7 @@ class Guard:
         """
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever it is: the others must be seen to
             is_away = isinstance(error, httpx.HTTPError) and is_passing(error)
             if is_away or isinstance(error, WorkerCannotStart):
                 raise

@@ -185,13 +185,7 @@ class LostContact:
                 return
             now = await worker.client.read_flow_run(run.id)
             history = tuple(await read_attempts(worker.client, transitions.task_id_of(now)))
-            unchanged = (
-                now.state is not None
-                and run.state is not None
-                and now.state.id == run.state.id
-                and history == suspect.written
-            )
-            if not unchanged:
+            if not transitions.has_stood_still(run, now) or history != suspect.written:
                 return  # it lives, or somebody was faster
             self._logger.warning(
                 "Run %s is lost with node %s: %s", run.id, suspect.node, lost.reason

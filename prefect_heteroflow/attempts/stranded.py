@@ -23,7 +23,6 @@ from prefect.client.schemas.filters import (
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.states import AwaitingRetry
 
 from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.lost_contact import OUR_WORKER_TYPES
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LEASE_SECONDS = 60.0
-AWAITING_RETRY = str(AwaitingRetry().name)
-"""Every attempt that a worker has planned waits in this state."""
 
 
 class _AwaySince(Generic[T]):
@@ -101,7 +98,7 @@ class Stranded:
         """Runs that are overdue by that time; those that no worker has planned only if wanted."""
         if not pools:
             return []
-        names = [AWAITING_RETRY] if planned else None
+        names = [transitions.AWAITING_RETRY] if planned else None
         before = utc_now() - timedelta(seconds=timeout)
         return await read_all_runs(
             self._worker.client,
@@ -126,7 +123,7 @@ class Stranded:
             if not held:
                 return
             now = await client.read_flow_run(run.id)
-            if now.state is None or run.state is None or now.state.id != run.state.id:
+            if not transitions.has_stood_still(run, now):
                 return  # its pool is back, or somebody was faster
             away, one = f"No node of pool {run.work_pool_name} took runs", "each"
             if run.work_pool_name not in cluster.pools_without_takers:

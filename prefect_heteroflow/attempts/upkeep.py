@@ -111,8 +111,10 @@ class Upkeep:
             "attempts that others have moved": self._given_up.look,
             "runs of nodes that are away": self._lost_contact.look,
             "bodies of tasks": self._unwanted_bodies.look,
-            "runs that this node has left": self._see_to_orphans,
-            "runs that were started again by hand": self._see_to_run_again,
+            "runs that this node has left": partial(self._once_adopted, self._orphans.look),
+            "runs that were started again by hand": partial(
+                self._once_adopted, self._run_again.look
+            ),
             "runs that wait for nodes": self._stranded.look,
             "runs that wait in no queue": self._detached_runs.look,
             "runs that wait for approval": self._release_held,
@@ -123,13 +125,9 @@ class Upkeep:
             with guard.over(f"The look at {what}", self._logger):
                 await step()
 
-    async def _see_to_orphans(self) -> None:
+    async def _once_adopted(self, look: Callable[[], Awaitable[None]]) -> None:
         if self._has_adopted:
-            await self._orphans.look()
-
-    async def _see_to_run_again(self) -> None:
-        if self._has_adopted:
-            await self._run_again.look()
+            await look()
 
     async def _remove_left_leases(self) -> None:
         if self._worker.is_set_up:

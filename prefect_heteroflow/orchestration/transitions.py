@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ESCALATED = "Escalated"
 ATTEMPT_FAILED = "AttemptFailed"
+AWAITING_RETRY = str(AwaitingRetry().name)
+"""Every attempt that a worker has planned waits in this state."""
 AWAITING_END = "AwaitingEnd"
 """Scheduled again while an attempt of the run still runs."""
 SUBMITTING = Submitting().name
@@ -45,6 +47,13 @@ def task_id_of(flow_run: FlowRun) -> UUID:
     """Id of the front run that this run works for: its own, unless it is an attempt run."""
     label = flow_run.labels.get(TASK_ID_LABEL)
     return flow_run.id if label is None else UUID(str(label))
+
+
+def has_stood_still(before: FlowRun, now: FlowRun) -> bool:
+    """Whether the run is in the very state in which it was read before."""
+    if before.state is None or now.state is None:
+        return False
+    return before.state.id == now.state.id
 
 
 def is_attempt_run(flow_run: FlowRun) -> bool:
@@ -95,7 +104,7 @@ async def await_end(
 
 async def stop_awaiting_end(client: PrefectClient, flow_run: FlowRun, *, message: str) -> bool:
     """The attempt has ended: the run is due."""
-    return await _give_back(client, flow_run, "AwaitingRetry", utc_now(), message)
+    return await _give_back(client, flow_run, AWAITING_RETRY, utc_now(), message)
 
 
 async def _give_back(

@@ -43,7 +43,7 @@ def pack_body(task: Task[..., Any], *, to_bytes: Callable[[Any], bytes] = to_pic
     try:
         place = _by_place(task)
         return Body(place or contexts.pack_value(task, to_bytes=to_bytes), place is None)
-    except Exception as error:
+    except Exception as error:  # pickling runs the code of what the body refers to
         raise BodyNotPortable(f"{type(error).__name__}: {error}") from error
 
 

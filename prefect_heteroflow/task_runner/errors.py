@@ -131,7 +131,7 @@ def as_task_error(cause: BaseException, origin: Origin) -> BaseException:
     if isinstance(cause, HeteroTaskError):
         return cause
     if not isinstance(cause, Exception):
-        cause.__dict__["_heteroflow_origin"] = origin  # it is the body's word, not a signal to us
+        cause.__dict__[_ORIGIN] = origin  # it is the body's word, not a signal to us
         return cause
     origin = Origin(
         node=origin.node,
