@@ -190,7 +190,10 @@ class Api:
     """The server's REST API, as far as the tests need it."""
 
     def __init__(self, server: PrefectServer) -> None:
-        self._client = httpx.Client(base_url=server.api_url, timeout=30)
+        # A connection for each request: the server closes one that was idle for five seconds, and a
+        # request that crosses that close is lost.
+        one_each = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(base_url=server.api_url, timeout=30, limits=one_each)
 
     def close(self) -> None:
         """Close the connection."""
