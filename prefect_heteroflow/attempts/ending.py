@@ -17,6 +17,7 @@ from prefect_heteroflow.attempts.cancelling import close_cancelled
 from prefect_heteroflow.attempts.in_place import goes_on_here
 from prefect_heteroflow.attempts.next_attempt import (
     NextAttempt,
+    never_started_row,
     next_job_variables,
     planned_row,
 )
@@ -345,12 +346,9 @@ class AttemptEnding:
         stored = await write_attempts(client, task, list(rows), summary=summary)
         if rows[-1].ended_task and stored[-1].status is AttemptStatus.SCHEDULED:
             # Others had given this attempt up and planned one more, when it came to its own end.
-            needless = dataclasses.replace(
-                stored[-1],
-                flow_run_id=stored[-1].flow_run_id or str(task),
-                status=AttemptStatus.CANCELLED,
-                decision=f"Not started: attempt {rows[-1].attempt} came to its end after all.",
-                never_started=True,
+            why = f"Not started: attempt {rows[-1].attempt} came to its end after all."
+            needless = never_started_row(
+                stored[-1], why, flow_run_id=task, now=utc_now(), ended_task=True
             )
             await write_attempts(client, task, [needless], summary=True)
 

@@ -1,7 +1,8 @@
-"""The attempt that a retry plans: its row, the job variables of its run, and when it is here."""
+"""The attempt that a retry plans: its row, closed too if it never starts, and its job variables."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,6 +42,29 @@ def planned_row(decision: Retry, attempt: int, *, flow_run_id: UUID | None) -> A
         shm_mb=decision.resources.shm_mb,
         gpu_count=decision.resources.gpu_count,
         gpu_memory_mb=decision.resources.gpu_memory_mb,
+    )
+
+
+def never_started_row(
+    planned: Attempt, why: str, *, flow_run_id: UUID, now: datetime, ended_task: bool = False
+) -> Attempt:
+    """The row of a planned attempt that is closed before its start.
+
+    Args:
+        planned: Its row.
+        why: For a person.
+        flow_run_id: The run that waited for it, if the row names none.
+        now: When it is closed.
+        ended_task: Whether nothing follows.
+    """
+    return dataclasses.replace(
+        planned,
+        flow_run_id=planned.flow_run_id or str(flow_run_id),
+        status=AttemptStatus.CANCELLED,
+        decision=why,
+        ended=now.isoformat(),
+        ended_task=ended_task,
+        never_started=True,
     )
 
 

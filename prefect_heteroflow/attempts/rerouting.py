@@ -10,7 +10,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.guard import CannotYet
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.attempts.next_attempt import never_started_row
+from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.job_values import JobValueError
 from prefect_heteroflow.core.policy import Ending, RetryStrategy
 from prefect_heteroflow.core.resources import Cluster
@@ -138,15 +139,7 @@ async def end_unplaced(client: PrefectClient, front: FlowRun, row: Attempt, pool
         f"Attempt {row.attempt} was planned in pool {pool}, which was deleted, and there is no"
         " other place for it."
     )
-    closed = dataclasses.replace(
-        row,
-        flow_run_id=row.flow_run_id or str(front.id),
-        status=AttemptStatus.CANCELLED,
-        decision=reason,
-        ended=utc_now().isoformat(),
-        ended_task=True,
-        never_started=True,
-    )
+    closed = never_started_row(row, reason, flow_run_id=front.id, now=utc_now(), ended_task=True)
     await write_attempts(client, front.id, [closed], summary=True)
     await transitions.take_over(
         client, front.id, transitions.ended_state(Ending.FAILED.value, reason)

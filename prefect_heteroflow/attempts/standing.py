@@ -10,6 +10,7 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
+from prefect_heteroflow.attempts.next_attempt import never_started_row
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.failures import FailureClass
 from prefect_heteroflow.orchestration import transitions
@@ -114,14 +115,8 @@ async def _end_needless(
 ) -> None:
     """An attempt run that must not start; its row is closed if it has one."""
     if history and history[-1].status is AttemptStatus.SCHEDULED:
-        closed = dataclasses.replace(
-            history[-1],
-            flow_run_id=history[-1].flow_run_id or str(flow_run.id),
-            status=AttemptStatus.CANCELLED,
-            decision=why,
-            ended=utc_now().isoformat(),
-            ended_task=True,
-            never_started=True,
+        closed = never_started_row(
+            history[-1], why, flow_run_id=flow_run.id, now=utc_now(), ended_task=True
         )
         await write_attempts(client, task_id, [closed], summary=True)
     await transitions.cancel_for_good(client, flow_run.id, why)

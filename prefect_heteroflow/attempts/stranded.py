@@ -26,6 +26,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.lost_contact import OUR_WORKER_TYPES
+from prefect_heteroflow.attempts.next_attempt import never_started_row
 from prefect_heteroflow.attempts.reconcile import create_planned, number_of
 from prefect_heteroflow.attempts.rerouting import elsewhere
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
@@ -172,14 +173,7 @@ async def move_planned(
         return
     number = number_of(run)
     if planned.attempt == number:
-        never = dataclasses.replace(
-            planned,
-            flow_run_id=str(run.id),
-            status=AttemptStatus.CANCELLED,
-            decision=reason,
-            ended=utc_now().isoformat(),
-            never_started=True,
-        )
+        never = never_started_row(planned, reason, flow_run_id=run.id, now=utc_now())
         next_row = dataclasses.replace(next_row, attempt=number + 1)
         await write_attempts(client, task_id, [never, next_row], summary=True)
     else:  # a retry of the attempt run in its own pool
