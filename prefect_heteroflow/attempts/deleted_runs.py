@@ -1,4 +1,8 @@
-"""Attempts on other pools whose run a person has deleted: lost, and followed by the policy."""
+"""Attempts on other pools whose run a person has deleted.
+
+One that was still running is lost, and followed by the policy. One that had ended the task is known
+by its row alone, and so the task ends.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect_heteroflow.attempts.next_attempt import next_job_variables, planned_row
 from prefect_heteroflow.attempts.rerouting import planned
 from prefect_heteroflow.attempts.restarts import tell_breakers
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series, ending_row
 from prefect_heteroflow.core.breaker import Verdict
 from prefect_heteroflow.core.decide import decide
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass
@@ -47,7 +51,7 @@ async def is_deleted(client: PrefectClient, flow_run_id: UUID) -> bool:
 
 
 async def settle_deleted(worker: RetryingWorker, front: FlowRun) -> bool:
-    """Go on after an attempt whose run was deleted, once nothing of it runs any more.
+    """Go on after an attempt whose run is not there, once nothing of it runs any more.
 
     The worker that runs it ends it first (`unwanted_attempts`), and is the one that goes on if it
     is live.
@@ -57,7 +61,7 @@ async def settle_deleted(worker: RetryingWorker, front: FlowRun) -> bool:
         front: The run that the attempt worked for, `Escalated`.
 
     Returns:
-        Whether the run of its last attempt was deleted while that ran.
+        Whether the run of its last attempt is not there any more.
 
     Raises:
         JobValueError: What the run asks for cannot be read.
@@ -65,6 +69,8 @@ async def settle_deleted(worker: RetryingWorker, front: FlowRun) -> bool:
     """
     client = worker.client
     history = await read_attempts(client, front.id)
+    if (ended := ending_row(history)) is not None:
+        return await _end_by_row(worker, front, history, ended)
     row = history[-1] if history else None
     if row is None or row.status is not AttemptStatus.RUNNING:
         return False
@@ -80,6 +86,26 @@ async def settle_deleted(worker: RetryingWorker, front: FlowRun) -> bool:
     async with lease(client, name, seconds=_LEASE_SECONDS) as held:
         if held and await read_attempts(client, front.id) == history:
             await _go_on(worker, front, history)
+    return True
+
+
+async def _end_by_row(
+    worker: RetryingWorker, front: FlowRun, history: list[Attempt], row: Attempt
+) -> bool:
+    """The row was written, and the worker died or the run was deleted before the task ended."""
+    client, has_run = worker.client, row.flow_run_id not in ("", str(front.id))
+    if has_run and not await is_deleted(client, UUID(row.flow_run_id)):
+        return False
+    async with lease(client, f"ended_{front.id.hex}", seconds=_LEASE_SECONDS) as held:
+        now = await client.read_flow_run(front.id)
+        if held and transitions.has_stood_still(front, now):
+            if has_run:
+                worker.get_flow_run_logger(front).warning(
+                    "The run of attempt %d was deleted when the attempt had ended: the task ends as"
+                    " the attempt did, but what its flow returned is not known any more.",
+                    row.attempt,
+                )
+            await transitions.take_over(client, front.id, transitions.end_by(row))
     return True
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.policy import Retry, RetryStrategy
+from prefect_heteroflow.core.policy import Ending, Retry, RetryStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,13 @@ def planned_row(decision: Retry, attempt: int, *, flow_run_id: UUID | None) -> A
 
 
 def never_started_row(
-    planned: Attempt, why: str, *, flow_run_id: UUID, now: datetime, ended_task: bool = False
+    planned: Attempt,
+    why: str,
+    *,
+    flow_run_id: UUID,
+    now: datetime,
+    ended_task: bool = False,
+    ending: Ending | None = None,
 ) -> Attempt:
     """The row of a planned attempt that is closed before its start.
 
@@ -56,6 +62,7 @@ def never_started_row(
         flow_run_id: The run that waited for it, if the row names none.
         now: When it is closed.
         ended_task: Whether nothing follows.
+        ending: How the task ends with it; `None` if an attempt before it, or a person, ended it.
     """
     return dataclasses.replace(
         planned,
@@ -64,6 +71,7 @@ def never_started_row(
         decision=why,
         ended=now.isoformat(),
         ended_task=ended_task,
+        ending=None if ending is None else ending.value,
         never_started=True,
     )
 

@@ -30,7 +30,7 @@ from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.attempts.rerouting import planned
-from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, ending_row
 from prefect_heteroflow.core.contact import LOOKS, StoodStill, Whose, seen_again, whose
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -212,14 +212,9 @@ async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> No
         if run.id != task_id:
             ended = transitions.ended_state(transitions.ATTEMPT_FAILED, "Goes on elsewhere.")
             await transitions.finish(worker.client, run.id, ended, force=True)
-    elif last.status is AttemptStatus.COMPLETED and last.ended_task:
-        completed = transitions.completed_state(f"Attempt {last.attempt} ended with exit code 0.")
-        await transitions.finish(worker.client, run.id, completed)
-        if run.id != task_id:
-            await transitions.take_over(worker.client, task_id, completed)
-    elif last.status is AttemptStatus.FAILED and last.ended_task:
-        ended = transitions.ended_state(last.ending or "Failed", last.decision or "")
-        await transitions.finish(worker.client, run.id, ended, force=True)
+    elif row := ending_row(history):
+        ended, is_well = transitions.end_by(row), row.status is AttemptStatus.COMPLETED
+        await transitions.finish(worker.client, run.id, ended, force=not is_well)
         if run.id != task_id:
             await transitions.take_over(worker.client, task_id, ended)
 

@@ -139,11 +139,16 @@ async def end_unplaced(client: PrefectClient, front: FlowRun, row: Attempt, pool
         f"Attempt {row.attempt} was planned in pool {pool}, which was deleted, and there is no"
         " other place for it."
     )
-    closed = never_started_row(row, reason, flow_run_id=front.id, now=utc_now(), ended_task=True)
-    await write_attempts(client, front.id, [closed], summary=True)
-    await transitions.take_over(
-        client, front.id, transitions.ended_state(Ending.FAILED.value, reason)
+    closed = never_started_row(
+        row,
+        reason,
+        flow_run_id=front.id,
+        now=utc_now(),
+        ended_task=True,
+        ending=Ending.FAILED,
     )
+    await write_attempts(client, front.id, [closed], summary=True)
+    await transitions.take_over(client, front.id, transitions.end_by(closed))
     return reason
 
 

@@ -363,6 +363,20 @@ def _escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", storable(" ".join(text.split())))
 
 
+def ending_row(history: Sequence[Attempt]) -> Attempt | None:
+    """The row of the attempt with which a task has ended; `None` if it has not.
+
+    It is not always the last: an attempt may come to its end when the next one was planned already,
+    which is then closed without an ending of its own.
+    """
+    if not history or not history[-1].ended_task:
+        return None
+    last, before = history[-1], history[-2] if len(history) > 1 else None
+    if last.never_started and last.ending is None and before is not None and before.ended_task:
+        return before
+    return last
+
+
 def current_series(history: Sequence[Attempt]) -> Sequence[Attempt]:
     """The attempts since the task was last begun: what counts for budgets.
 

@@ -19,6 +19,7 @@ from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Pending, Running, Submitting
 
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.sent_once import set_state_once, state_as_json
@@ -285,6 +286,17 @@ def ended_state(ending: str, message: str) -> State[Any]:
     if ending == "Crashed":
         return State(type=StateType.CRASHED, name="Crashed", message=message)
     return Failed(name=ending, message=message)
+
+
+def end_by(row: Attempt) -> State[Any]:
+    """The terminal state of a task that has ended with this attempt (`core.attempts.ending_row`).
+
+    What a flow has returned is not in it: that is known to the state of its own run alone.
+    """
+    if row.status is AttemptStatus.COMPLETED:
+        return completed_state(f"Attempt {row.attempt} ended well.")
+    otherwise = "Cancelled" if row.status is AttemptStatus.CANCELLED else "Failed"
+    return ended_state(row.ending or otherwise, row.decision or "")
 
 
 def running_state(message: str | None = None) -> State[Any]:

@@ -14,6 +14,7 @@ from prefect_heteroflow.core.attempts import (
     ERROR_TITLES,
     Attempt,
     AttemptStatus,
+    ending_row,
     error_title,
     exit_status,
     from_row,
@@ -275,3 +276,35 @@ def test_what_was_cleaned_up_before_an_attempt_shows_on_the_page():
     cleaned = row(2, status=AttemptStatus.RUNNING, cleanup="Cleaned up: removed a.lock (3 bytes).")
     assert "Cleaned up: removed a.lock (3 bytes)." in to_markdown([OOM, cleaned])
     assert "before it started" not in to_markdown([OOM, row(2)])
+
+
+def ended(attempt: int, *, ended_task: bool = True, **values: Any) -> Attempt:
+    status = AttemptStatus.CANCELLED if values.get("never_started") else AttemptStatus.FAILED
+    return Attempt(
+        attempt=attempt, flow_run_id="run", status=status, ended_task=ended_task, **values
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "attempt"),
+    [
+        pytest.param([], None, id="no-attempt"),
+        pytest.param([ended(1, ended_task=False)], None, id="goes-on"),
+        pytest.param([ended(1, ended_task=False), ended(2)], 2, id="the-last"),
+        pytest.param([ended(1), ended(2, ended_task=False)], None, id="begun-again"),
+        pytest.param([ended(1), ended(2, never_started=True)], 1, id="needless-one-behind-it"),
+        pytest.param([ended(1), ended(2)], 2, id="begun-again-and-ended"),
+        pytest.param(
+            [ended(1), ended(2, never_started=True, ending="Failed")], 2, id="ends-unstarted"
+        ),
+        pytest.param([ended(1, never_started=True)], 1, id="ends-unstarted-at-once"),
+        pytest.param(
+            [ended(1, ended_task=False), ended(2, never_started=True)], 2, id="cancelled-unstarted"
+        ),
+    ],
+)
+def test_ending_row_is_that_of_the_attempt_with_which_the_task_ended(
+    rows: list[Attempt], attempt: int | None
+) -> None:
+    found = ending_row(rows)
+    assert (None if found is None else found.attempt) == attempt

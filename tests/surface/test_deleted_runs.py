@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
+from prefect.states import Scheduled
 
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.history import write_attempts
 from tests.support import wait_until
-from tests.support.prefect_server import PrefectServer
+from tests.support.prefect_server import PrefectServer, connected
 from tests.support.workers import Api, Worker
 
 SMALL, LARGE = "deleted-small", "deleted-large"
@@ -131,3 +138,83 @@ def test_attempt_of_a_run_that_a_person_has_ended_does_not_run(
     )
     if how == "failed":
         assert api.run(run)["state"]["name"] == "Failed"
+
+
+COMPLETED, FAILED, CANCELLED = (
+    AttemptStatus.COMPLETED,
+    AttemptStatus.FAILED,
+    AttemptStatus.CANCELLED,
+)
+
+
+def row(attempt: int, status: AttemptStatus, run: str, **values: Any) -> Attempt:
+    return Attempt(attempt=attempt, status=status, flow_run_id=run, pool=LARGE, **values)
+
+
+NO_RUN = str(uuid4())
+"""An id that no run has any more."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "end"),
+    [
+        pytest.param(
+            [row(2, COMPLETED, NO_RUN, ended_task=True)],
+            ("Completed", "Attempt 2 ended well."),
+            id="ended-well",
+        ),
+        pytest.param(
+            [row(2, FAILED, NO_RUN, ended_task=True, ending="PermanentFailure", decision="Why.")],
+            ("PermanentFailure", "Why."),
+            id="failed-for-good",
+        ),
+        pytest.param(
+            [row(2, CANCELLED, NO_RUN, ended_task=True, decision="A user.")],
+            ("Cancelled", "A user."),
+            id="cancelled",
+        ),
+        pytest.param(
+            [
+                row(2, COMPLETED, NO_RUN, ended_task=True),
+                row(3, CANCELLED, "front", ended_task=True, never_started=True, decision="Late."),
+            ],
+            ("Completed", "Attempt 2 ended well."),
+            id="ended-well-after-all",
+        ),
+        pytest.param(
+            [
+                row(
+                    2,
+                    CANCELLED,
+                    "front",
+                    ended_task=True,
+                    never_started=True,
+                    ending="Failed",
+                    decision="No place.",
+                )
+            ],
+            ("Failed", "No place."),
+            id="no-place",
+        ),
+    ],
+)
+async def test_task_ends_as_its_row_says_where_no_run_tells_its_end(
+    server: PrefectServer, api: Api, rows: list[Attempt], end: tuple[str, str]
+) -> None:
+    """The attempt's run was deleted, or the worker died, before the task was ended."""
+    deployment = UUID(api.deploy("sleepy", SMALL, name="deleted"))
+    async with connected(server) as client:
+        # Later than any worker takes it.
+        due = datetime.now(timezone.utc) + timedelta(days=1)
+        front = await client.create_flow_run_from_deployment(
+            deployment, state=Scheduled(scheduled_time=due)
+        )
+        own = str(front.id)
+        rows = [
+            dataclasses.replace(it, flow_run_id=own) if it.flow_run_id == "front" else it
+            for it in rows
+        ]
+        await write_attempts(client, front.id, [row(1, FAILED, own), *rows], summary=True)
+        await transitions.escalate(client, front.id, "Attempt 2 goes on elsewhere.")
+    ended = api.wait_end(own)
+    assert (ended.name, ended.message) == end
