@@ -17,6 +17,7 @@ image that has Prefect, and always speaks the worker's own protocol.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import inspect
@@ -25,7 +26,7 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -48,11 +49,13 @@ from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.policy import Decision, Ending, Retry, Stop
 from prefect_heteroflow.core.resources import Cluster
-from prefect_heteroflow.core.user_rules import combine_user_rules
+from prefect_heteroflow.core.rule_lines import RuleLines
+from prefect_heteroflow.core.user_rules import combine_user_rules, is_by_user_rule
 from prefect_heteroflow.entry_files import forget_report, read_context, write_report
 from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.fence import stop_if_given_up
 from prefect_heteroflow.infra.own_cgroup import read_own_oom_kill_count, read_own_peak_memory_mb
+from prefect_heteroflow.own_output import heard_by
 
 _logger = get_logger("heteroflow.engine")
 
@@ -66,7 +69,15 @@ class FlowBody:
         self._flow = flow
         self._flow_run = flow_run
         self._context = context
+        self._rules = combine_user_rules(retry_on=context.retry_on, stop_on=context.stop_on)
+        self._said = RuleLines(self._rules)
         self._oom_kills_before = read_own_oom_kill_count()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """For the user's rules: an exception alone does not say what the flow has printed."""
+        with heard_by(self._said) if self._said.are_wanted else contextlib.nullcontext():
+            yield
 
     def wrapped_flow(self) -> Flow[..., Any]:
         """A copy of the flow whose function reports before it fails."""
@@ -96,7 +107,7 @@ class FlowBody:
                     environment.EngineReport(aborted=True, signal=signal.SIGTERM)
                 )
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return self._end(error)
             return self._checked(result)
 
@@ -112,7 +123,7 @@ class FlowBody:
                     environment.EngineReport(aborted=True, signal=signal.SIGTERM)
                 )
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return self._end(error)
             stop_if_given_up(self._flow_run)
             return result
@@ -155,7 +166,7 @@ class FlowBody:
                     environment.EngineReport(aborted=True, signal=signal.SIGTERM)
                 )
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return await asyncio.to_thread(self._end, error)
             finally:
                 loop.remove_signal_handler(signal.SIGTERM)
@@ -171,7 +182,7 @@ class FlowBody:
             try:
                 async for item in fn(*args, **kwargs):
                     yield item
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 # An async generator cannot return a state: what is not retried is raised.
                 self._end(error)
                 raise
@@ -189,9 +200,11 @@ class FlowBody:
         stop_if_given_up(self._flow_run)
         return result
 
-    def _end(self, error: Exception, *, returned: bool = False) -> State[Any] | None:
+    def _end(self, error: Exception | SystemExit, *, returned: bool = False) -> State[Any] | None:
         stop_if_given_up(self._flow_run)
         diagnosis, decision = self._decide(error)
+        if isinstance(error, SystemExit) and not is_by_user_rule(diagnosis):
+            raise error  # Prefect says `Crashed`
         message = f"Flow run encountered an exception: {type(error).__name__}: {error}"
         report = environment.EngineReport(
             diagnosis=diagnosis, aborted=isinstance(decision, Retry), state_message=message[:2000]
@@ -219,7 +232,7 @@ class FlowBody:
         message = message_with_line(decision.reason, diagnosis)
         return state.model_copy(update={"message": message, "type": StateType.FAILED})
 
-    def _decide(self, error: Exception) -> tuple[Diagnosis | None, Decision | None]:
+    def _decide(self, error: BaseException) -> tuple[Diagnosis | None, Decision | None]:
         """What the worker will conclude too; `(…, None)` when it cannot be known here."""
         context = self._context
         kills = read_own_oom_kill_count()
@@ -231,11 +244,10 @@ class FlowBody:
             memory_limit_mb=context.resources.memory_mb,
             peak_memory_mb=read_own_peak_memory_mb(),
             gpu_total_mb=context.gpu_memory_mb,
+            log=self._said.text() or None,
         )
         diagnosis = diagnose(
-            evidence,
-            user_rules=combine_user_rules(retry_on=context.retry_on, stop_on=context.stop_on),
-            retry_exceptions=context.retry_exceptions,
+            evidence, user_rules=self._rules, retry_exceptions=context.retry_exceptions
         )
         if diagnosis is None:
             return None, None
@@ -371,11 +383,14 @@ def main() -> None:
             )
             raise
         context = read_context()
-        if context is not None:
-            flow = FlowBody(flow, flow_run, context).wrapped_flow()
         # The adapter itself: its records name the run, for the API and for the console.
         error_logger: Any = logger
-        _drive(flow, run_flow(flow, flow_run=flow_run, error_logger=error_logger))
+        with contextlib.ExitStack() as listening:
+            if context is not None:
+                body = FlowBody(flow, flow_run, context)
+                listening.enter_context(body.listening())
+                flow = body.wrapped_flow()
+            _drive(flow, run_flow(flow, flow_run=flow_run, error_logger=error_logger))
 
 
 if __name__ == "__main__":

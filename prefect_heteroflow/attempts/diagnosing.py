@@ -12,7 +12,10 @@ from prefect_heteroflow.attempts.backend import AttemptEnd
 from prefect_heteroflow.core.classify import diagnose
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
 from prefect_heteroflow.core.resources import Resources
-from prefect_heteroflow.core.user_rules import UserRule
+from prefect_heteroflow.core.user_rules import UserRule, apply_user_rules, is_by_user_rule
+
+TIMED_OUT = "TimedOut"
+"""Name of the state of a flow that ran longer than its `timeout_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,13 @@ def diagnose_end(
         rules: The user's own rules.
     """
     if report is not None and report.diagnosis is not None and not end.killed_for_memory:
-        return report.diagnosis
+        found = report.diagnosis
+        if not report.aborted or is_by_user_rule(found):
+            return found
+        # It heard the flow's own process; this is the output of all.
+        return apply_user_rules(found, Evidence(log=log), rules.user_rules)
     is_final = state is not None and state.type in (StateType.FAILED, StateType.CRASHED)
+    is_out_of_time = is_final and state is not None and state.name == TIMED_OUT
     signal_number = end.signal
     if signal_number is None and report is not None:
         signal_number = report.signal
@@ -83,6 +91,7 @@ def diagnose_end(
             state_message=state.message if state is not None and is_final else None,
             log=log,
             cancel_requested=False,
+            deadline_exceeded=is_out_of_time or None,
             gpu_total_mb=gpu_memory_mb,
         )
     )

@@ -30,6 +30,7 @@ from prefect_heteroflow.attempts.overtaken import Overtaken
 from prefect_heteroflow.attempts.preparing import (
     new_row,
     plan_attempt,
+    rules_of,
     smallest_gpu_mb,
     with_resources,
 )
@@ -208,6 +209,7 @@ class AttemptLife:
     def _read_values_of_running(self) -> None:
         try:
             self._values = self._configuration.job_values(self._worker.heteroflow_settings)
+            self._scanner.look_for(rules_of(self._worker, self._values))
         except JobValueError as error:
             self._logger.warning("%s The defaults decide about its end.", error)
 
@@ -268,6 +270,7 @@ class AttemptLife:
             if configuration.refusal is not None:
                 raise JobValueError(configuration.refusal, failure=FailureClass.INVALID_CONFIG)
             self._values = configuration.job_values(self._worker.heteroflow_settings)
+            self._scanner.look_for(rules_of(self._worker, self._values))
             self._worker.check_configuration(configuration)
         except JobValueError as error:
             await self._refuse(error.failure, "job-variables", str(error))

@@ -15,6 +15,7 @@ from prefect_heteroflow.attempts.backend import AttemptPlan, OnOutput
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.job_values import DELAY_NAMES, JobValues
 from prefect_heteroflow.core.resources import Gpu, Node, Resources
+from prefect_heteroflow.core.user_rules import UserRule, combine_user_rules
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration.transitions import task_id_of
 
@@ -109,6 +110,11 @@ def plan_attempt(
         described(resources),
     )
     return plan
+
+
+def rules_of(worker: RetryingWorker, values: JobValues) -> tuple[UserRule, ...]:
+    """The user's own rules for an attempt: of the job, then those of the worker's file."""
+    return combine_user_rules(values.retry_on, values.stop_on, worker.file_rules)
 
 
 def _context(

@@ -21,6 +21,7 @@ from prefect_heteroflow.attempts.gpu_faults import cordon_after_attempt
 from prefect_heteroflow.attempts.next_attempt import NextAttempt
 from prefect_heteroflow.attempts.outcome import Outcome, is_past, outcome_of, went_on
 from prefect_heteroflow.attempts.overtaken import SHORTEST_SILENCE
+from prefect_heteroflow.attempts.preparing import rules_of
 from prefect_heteroflow.attempts.run_again import close
 from prefect_heteroflow.core.attempts import Attempt, current_series, exit_status
 from prefect_heteroflow.core.contact import has_gone_on_without
@@ -31,7 +32,6 @@ from prefect_heteroflow.core.policy import Decision, Ending, Retry, Stop
 from prefect_heteroflow.core.progress import Progress, stuck_reason
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.core.scanner import FailureScanner
-from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.environment import EngineReport
 from prefect_heteroflow.orchestration.clock import utc_now
@@ -205,9 +205,7 @@ class AttemptSettling:
 
     def _rules(self) -> DiagnosisRules:
         return DiagnosisRules(
-            user_rules=combine_user_rules(
-                self.values.retry_on, self.values.stop_on, self.worker.file_rules
-            ),
+            user_rules=rules_of(self.worker, self.values),
             retry_exceptions=self.values.retry_exceptions,
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass
 from prefect_heteroflow.core.status_rules import HARDWARE_XIDS
-from prefect_heteroflow.core.user_rules import USER_RULE_PREFIX
+from prefect_heteroflow.core.user_rules import is_by_user_rule
 
 CERTAIN = 0.9
 """A cordon needs a person to undo it, so a guess about the hardware is not enough."""
@@ -40,7 +40,7 @@ def advise_cordon(diagnosis: Diagnosis, gpu_uuids: Sequence[str]) -> CordonAdvic
     """
     if diagnosis.failure is not FailureClass.GPU_HARDWARE_ERROR:
         return None
-    of_a_user = diagnosis.verdict is not None or diagnosis.rule.startswith(USER_RULE_PREFIX)
+    of_a_user = diagnosis.verdict is not None or is_by_user_rule(diagnosis)
     if diagnosis.confidence < CERTAIN or of_a_user:
         return None
     found = _XID_LINE.search(diagnosis.line or "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prefect_heteroflow.core.literals import (
@@ -14,6 +16,8 @@ from prefect_heteroflow.core.literals import (
 )
 from prefect_heteroflow.core.log_lines import ESCAPES_BYTES, MAX_LINE, OVERLAP
 from prefect_heteroflow.core.matching import message_of, shown
+from prefect_heteroflow.core.rule_lines import RuleLines
+from prefect_heteroflow.core.user_rules import UserRule
 
 _BLOCK = 256 * 1024
 """Bytes that are gathered before they are looked at."""
@@ -94,11 +98,19 @@ class FailureScanner:
         self._scanned_line = 0
         self._kept: dict[str, _Kept] = {}
         self._head = b""
+        self._of_user = RuleLines(())
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def look_for(self, rules: Sequence[UserRule]) -> None:
+        """Keep the newest line of each of the user's own rules too, in what is fed from now on."""
+        self._of_user = RuleLines(rules)
 
     def feed(self, chunk: bytes) -> None:
         """Takes the next bytes of the output; they may end anywhere."""
         if not chunk:
             return
+        if self._of_user.are_wanted:
+            self._of_user.feed(self._decoder.decode(chunk))
         for start in range(0, len(chunk), _BLOCK):
             self._pending.append(bytes(chunk[start : start + _BLOCK]))
             self._pending_size += len(self._pending[-1])
@@ -117,7 +129,9 @@ class FailureScanner:
             for rule, k in self._kept.items()
         }
         self._scan_range(len(self._data), kept)
-        return _text_of(kept, self._head, self._tail())
+        text = _text_of(kept, self._head, self._tail())
+        # Behind everything: what a rule has matched far above may be left out of the rest.
+        return "\n".join(part for part in (text, self._of_user.text()) if part)
 
     def findings(self) -> list[Finding]:
         """The lines that rules matched so far, in order; per rule the first and last few."""

@@ -163,6 +163,11 @@ def _message(source: str, value: object, problem: str) -> str:
     return f"{source}: {said} cannot be used: {problem}. {_ALLOWED} Change it or take it out."
 
 
+def is_by_user_rule(diagnosis: Diagnosis | None) -> bool:
+    """Whether a rule of the user decided it."""
+    return diagnosis is not None and diagnosis.rule.startswith(USER_RULE_PREFIX)
+
+
 def apply_user_rules(found: Diagnosis, evidence: Evidence, rules: Sequence[UserRule]) -> Diagnosis:
     """`found` as the first matching rule changes it; passive rules are only noted."""
     if not rules:

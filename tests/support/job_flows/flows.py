@@ -271,3 +271,27 @@ def gated(folder: str, ends: str = "return") -> str:
     if ends == "raise":
         raise ValueError(f"attempt {attempt} fails of itself")
     return f"attempt {attempt}"
+
+
+@flow
+def says_and_raises(text: str, kind: str) -> None:
+    """Prints a text, or logs it, and fails without a word of it."""
+    if kind == "logged":
+        get_run_logger().error(text)
+    else:
+        print(text)
+    if kind == "exit":
+        sys.exit(3)
+    raise ConnectionError("reset") if kind == "transient" else ValueError("no")
+
+
+@flow(timeout_seconds=1)
+def too_slow() -> None:
+    """Runs longer than it may."""
+    time.sleep(60)
+
+
+@flow(timeout_seconds=1)
+async def too_slow_async() -> None:
+    """Runs longer than it may."""
+    await asyncio.sleep(60)
