@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from prefect_heteroflow.attempts.ended_by_hand import was_set_by_hand
 from tests.support import wait_until
-from tests.support.prefect_server import PrefectServer
+from tests.support.prefect_server import PrefectServer, connected
 from tests.support.workers import Api, Worker
 
 SMALL, LARGE = "by-hand-small", "by-hand-large"
@@ -145,3 +148,52 @@ def test_further_attempt_whose_run_was_deleted_runs_in_a_new_one(
     last: dict[str, Any] = api.rows(run)[-1]
     assert (last["attempt"], last["status"]) == (3, "completed")
     assert [it["id"] for it in api.subflow_runs(run)] == [last["flow_run_id"]]
+
+
+# ---- while it runs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["flow", "command"])
+def test_running_attempt_whose_run_a_person_has_set_to_failed_is_ended(
+    api: Api, tmp_path: Path, kind: str
+) -> None:
+    """What it would still have done would be lost: its front run has ended."""
+    notes = tmp_path / "notes"
+    variables: dict[str, Any] = {"memory_mb": 600, "gpu_count": 1, "escalation_delay": 0}
+    if kind == "command":
+        script = (
+            f"[ $HETEROFLOW_ATTEMPT = 1 ] && echo '{TOO_MUCH}' && exit 1;"
+            f" echo started > {notes}; sleep 600"
+        )
+        variables["command"] = f"sh -c {shlex.quote(script)}"
+    deployment = api.deploy("gpu_sleepy", SMALL, name="by-hand-runs")
+    parameters = {"notes": str(notes), "need_gpu_mb": 40960}
+    run = api.submit(deployment, parameters, job_variables=variables)
+    wait_until(notes.exists, what="attempt 2", timeout_seconds=90)
+    wait_until(lambda: api.rows(run)[-1]["status"] == "running", what="its row")
+    (attempt_run,) = api.subflow_runs(run)
+    set_state(api, attempt_run["id"], "FAILED")
+    end = api.wait_end(run, timeout_seconds=60)
+    assert (end.type, end.message) == ("FAILED", "by hand")
+    last = api.rows(run)[-1]
+    assert (last["status"], last["decision"]) == (
+        "cancelled",
+        "Ended: its run was set to Failed while it ran.",
+    )
+    assert api.run(attempt_run["id"])["state"]["message"] == "by hand"
+
+
+@pytest.mark.parametrize("ends", ["return", "raise"])
+async def test_end_that_a_flow_has_reported_itself_is_not_taken_for_one_set_by_hand(
+    server: PrefectServer, api: Api, tmp_path: Path, ends: str
+) -> None:
+    """It may have much to do after that."""
+    (tmp_path / "gate-1").touch()
+    deployment = api.deploy("gated", LARGE, name="by-hand-itself")
+    run = api.submit(deployment, {"folder": str(tmp_path), "ends": ends})
+    api.wait_end(run, timeout_seconds=60)
+    async with connected(server) as client:
+        state = (await client.read_flow_run(UUID(run))).state
+    assert state is not None
+    assert state.is_final()
+    assert not was_set_by_hand(state)
