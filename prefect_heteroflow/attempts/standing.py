@@ -59,7 +59,7 @@ async def read_standing(
     last = history[-1] if history else None
     if last is None:
         return history
-    if _is_carried_elsewhere(last, flow_run, pool):
+    if _is_carried_elsewhere(last, flow_run, pool) and not await _left_open(client, last):
         held = await _held_run_of(client, last)
         if held is not None:
             return held_message(held, task_id)
@@ -130,6 +130,20 @@ async def _held_run_of(client: PrefectClient, row: Attempt) -> FlowRun | None:
     except ObjectNotFound:
         return None
     return run if is_held(run) else None
+
+
+async def _left_open(client: PrefectClient, row: Attempt) -> bool:
+    """Whether a row says that an attempt runs whose run has ended.
+
+    A person has set that to an end, or the flow has, and no worker was left to close the row.
+    """
+    if row.status is not AttemptStatus.RUNNING or not row.flow_run_id:
+        return False
+    try:
+        run = await client.read_flow_run(UUID(row.flow_run_id))
+    except ObjectNotFound:
+        return False
+    return run.state is not None and run.state.is_final()
 
 
 def _is_carried_elsewhere(row: Attempt, flow_run: FlowRun, pool: str) -> bool:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from prefect.client.schemas.objects import State, StateType
+from prefect.states import Scheduled
 
-from prefect_heteroflow.attempts.ended_by_hand import was_set_by_hand
+from prefect_heteroflow.attempts.ended_by_hand import ended_while_waiting, was_set_by_hand
+from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.history import write_attempts
 from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer, connected
 from tests.support.workers import Api, Worker
@@ -19,6 +26,7 @@ SMALL, LARGE = "by-hand-small", "by-hand-large"
 TOO_MUCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 70.00 GiB."
 NO_NETWORK = "requests.exceptions.ConnectTimeout: timed out"
 LONG = 600
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 # Attempt 1 needs a larger GPU. `first`: attempt 2 waits in a run of its own. `further`: it has
 # failed, and attempt 3 waits in the same run.
@@ -197,3 +205,66 @@ async def test_end_that_a_flow_has_reported_itself_is_not_taken_for_one_set_by_h
     assert state is not None
     assert state.is_final()
     assert not was_set_by_hand(state)
+
+
+@pytest.mark.parametrize(
+    ("names", "waited"),
+    [
+        (["AwaitingRetry", "Failed"], True),
+        (["Running", "AwaitingRetry", "Failed", "Completed"], True),
+        (["AwaitingRetry", "Pending", "Failed"], True),
+        # Its worker died before it had scheduled the run for the next attempt.
+        (["AwaitingRetry", "Pending", "Running", "Crashed"], False),
+        ([], False),
+    ],
+)
+def test_run_was_ended_while_it_waited_if_nothing_ran_before_its_end(
+    names: list[str], waited: bool
+) -> None:
+    kinds = {"AwaitingRetry": StateType.SCHEDULED}
+    states: list[State[Any]] = [
+        State(
+            type=kinds.get(name) or StateType(name.upper()),
+            name=name,
+            timestamp=START + timedelta(seconds=index),
+        )
+        for index, name in enumerate(names)
+    ]
+    assert ended_while_waiting(states[::-1]) is waited
+
+
+async def test_run_whose_attempt_run_has_ended_when_its_worker_was_gone_can_be_retried(
+    server: PrefectServer, api: Api
+) -> None:
+    """Nobody has closed the row of the attempt, which says that it runs."""
+    deployment = UUID(api.deploy("sleepy", SMALL, name="by-hand-gone"))
+    async with connected(server) as client:
+        front = await client.create_flow_run_from_deployment(
+            deployment,
+            state=Scheduled(scheduled_time=utc_now() + timedelta(days=1)),
+            job_variables={"memory_mb": 64, "command": "true"},
+        )
+        second = await transitions.create_attempt_run(
+            client,
+            front,
+            attempt=2,
+            pool=LARGE,
+            job_variables={},
+            due=utc_now() + timedelta(days=1),
+            message="Moved.",
+        )
+        failed, runs = AttemptStatus.FAILED, AttemptStatus.RUNNING
+        rows = [
+            Attempt(attempt=1, flow_run_id=str(front.id), status=failed, pool=SMALL),
+            Attempt(
+                attempt=2, flow_run_id=str(second.id), status=runs, pool=LARGE, node="by-hand-gone"
+            ),
+        ]
+        await write_attempts(client, front.id, rows, summary=True)
+    run = str(front.id)
+    for each in (str(second.id), run):
+        set_state(api, each, "FAILED")
+    set_state(api, run, "SCHEDULED", "AwaitingRetry")
+    wait_until(
+        lambda: api.run(run)["state"]["name"] == "Completed", what="success", timeout_seconds=30
+    )
