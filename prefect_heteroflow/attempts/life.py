@@ -252,6 +252,7 @@ class AttemptLife:
             self._worker.node.pool,
             is_overtaken=self.is_overtaken,
             may_start_beside=partial(may_start_beside, self._worker, self.flow_run),
+            is_looked_after=self._worker.is_looked_after,
         )
         if standing is None:
             return False
