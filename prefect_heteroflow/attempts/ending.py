@@ -107,6 +107,20 @@ class AttemptEnding:
                 f"Attempt {self.row.attempt} on pool {self.row.pool} was cancelled by a user.",
             )
 
+    async def ended_by_hand(self, why: str) -> None:
+        """A person has set its run to an end while it ran: the task ends so."""
+        row = dataclasses.replace(
+            self.row,
+            status=AttemptStatus.CANCELLED,
+            failure="TaskCancelled",
+            ended_task=True,
+            decision=why,
+            ended=self.row.ended or utc_now().isoformat(),
+        )
+        await self._write(row)
+        await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.NONE)
+        await self._hand_over()
+
     async def left_to_prefect(self) -> None:
         """The flow paused itself, or Prefect runs it again: not an end of the task."""
         await self._write(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.admission import described, find_place, first_resources
@@ -88,6 +88,8 @@ class AttemptLife:
         self._process_ended = False
         self.run_again: str | None = None
         """Why it is ended, if that is because its run was scheduled again by somebody."""
+        self.ended_by_hand: State | None = None
+        """The end of its run because of which it is ended, if a person has set one."""
         self._following: NextAttempt | None = None
         self._terminating = False
         self.cancel_requested = False
@@ -252,6 +254,7 @@ class AttemptLife:
             self._worker.node.pool,
             is_overtaken=self.is_overtaken,
             may_start_beside=partial(may_start_beside, self._worker, self.flow_run),
+            is_looked_after=self._worker.is_looked_after,
         )
         if standing is None:
             return False
@@ -375,7 +378,7 @@ class AttemptLife:
         self._output.close()
         report = await read_report(self._worker, handle, self._logger)
         settling = self._settling()
-        settling.run_again = self.run_again
+        settling.run_again, settling.ended_by_hand = self.run_again, self.ended_by_hand
         settling.progress = await read_progress(self._worker, handle, self._logger)
         try:
             async with self._worker.kept_ends.keep(settling, end, report):

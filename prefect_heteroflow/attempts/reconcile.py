@@ -5,6 +5,7 @@ Every worker does so now and then; each step is safe to repeat.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,13 @@ from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.cancelling import handle_cancelling
 from prefect_heteroflow.attempts.deleted_runs import settle_deleted
+from prefect_heteroflow.attempts.ended_by_hand import end_with_waiting
 from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.rerouting import planned, pool_exists, replan
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
-from prefect_heteroflow.orchestration.history import read_attempts
+from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
 from prefect_heteroflow.orchestration.run_pages import in_parts, read_all_runs
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ async def _go_on_with(worker: RetryingWorker, front: FlowRun, newest: FlowRun | 
     if newest is not None and not (state and state.is_final() and _settled_for_a_while(newest)):
         return
     number = 0 if newest is None else number_of(newest)
+    if newest is not None and await end_with_waiting(worker, front, newest, number):
+        return
     if await create_planned(worker, front, newest=number) or await settle_deleted(worker, front):
         return
     if state is not None and state.name != transitions.ATTEMPT_FAILED:
@@ -103,6 +107,11 @@ async def create_planned(
         if replanned is None or replanned.pool is None:
             return True
         row = replanned
+    if row.flow_run_id:
+        # It waited in a run that was deleted, or that was not scheduled again. Whoever takes the
+        # new run would leave the attempt to that other one.
+        row = dataclasses.replace(row, flow_run_id="")
+        await write_attempts(worker.client, front.id, [row], summary=True)
     await transitions.create_attempt_run(
         worker.client,
         front,

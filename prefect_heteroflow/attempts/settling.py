@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 
 from prefect_heteroflow.attempts.backend import AttemptEnd, AttemptNotStarted
 from prefect_heteroflow.attempts.diagnosing import DiagnosisRules, diagnose_end
@@ -74,6 +74,8 @@ class AttemptSettling:
     was_cancelled: Callable[[], bool]
     run_again: str | None = None
     """Why it was ended, if that was because its run is started again."""
+    ended_by_hand: State | None = None
+    """The end of its run because of which it was ended, if a person has set one."""
     progress: Progress | None = None
     """How far it came, where a file tells."""
     _decided: tuple[Diagnosis, Decision] | None = field(default=None, init=False)
@@ -136,6 +138,12 @@ class AttemptSettling:
             await close(self.worker, run.id, self.task_id, self.row, self.run_again)
             return None
         if not end.lost and await self._was_given_up(run):
+            return None
+        by_hand = self.ended_by_hand
+        if by_hand is not None and by_hand.id == self._state_id:
+            why = f"Ended: its run was set to {by_hand.name} while it ran."
+            await self._close_runs_within(why)
+            await self.ending().ended_by_hand(why)
             return None
         outcome = outcome_of(
             end=end,
@@ -219,11 +227,10 @@ class AttemptSettling:
         diagnosis = _storable(diagnosis)
         await self._cordon(diagnosis)
         await self._note_progress()
-        if not never_started and not self.is_plain_job:
-            why = f"Attempt {self.row.attempt} of the flow run ended: {diagnosis.reason}"
-            closed = await close_runs_of_attempt(self.worker.client, self.flow_run.id, why)
-            if closed:
-                self.logger.info("%d runs within the flow run ended with the attempt.", closed)
+        if not never_started:
+            await self._close_runs_within(
+                f"Attempt {self.row.attempt} of the flow run ended: {diagnosis.reason}"
+            )
         decision = await self._decide(diagnosis, never_started=never_started)
         decision = self._unless_stuck(diagnosis, decision)
         if self.flow_run.deployment_id is None:
@@ -233,6 +240,13 @@ class AttemptSettling:
         )
         self._decided = (diagnosis, decision)
         return await self.ending().decided(diagnosis, decision)
+
+    async def _close_runs_within(self, why: str) -> None:
+        if self.is_plain_job:
+            return
+        closed = await close_runs_of_attempt(self.worker.client, self.flow_run.id, why)
+        if closed:
+            self.logger.info("%d runs within the flow run ended with the attempt.", closed)
 
     async def _cordon(self, diagnosis: Diagnosis) -> None:
         """Take a GPU or node with a fault out of use, before the next place is looked for."""

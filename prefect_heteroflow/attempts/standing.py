@@ -31,6 +31,7 @@ async def read_standing(
     *,
     is_overtaken: Callable[[], Awaitable[bool]],
     may_start_beside: Callable[[Attempt], Awaitable[bool]],
+    is_looked_after: Callable[[str | None, str | None], Awaitable[bool]],
 ) -> tuple[Attempt, ...] | str | None:
     """The attempts of the task, or why this run must not be started.
 
@@ -47,6 +48,7 @@ async def read_standing(
         is_overtaken: Whether others have gone on with the run; their rows are not to be touched.
         may_start_beside: Whether it may be started although the last row says that an attempt
             runs; if not, the run was given back.
+        is_looked_after: Whether a live worker looks after a node of a pool.
     """
     history = tuple(await read_attempts(client, task_id))
     if await is_overtaken():
@@ -59,7 +61,8 @@ async def read_standing(
     last = history[-1] if history else None
     if last is None:
         return history
-    if _is_carried_elsewhere(last, flow_run, pool):
+    is_elsewhere = _is_carried_elsewhere(last, flow_run, pool)
+    if is_elsewhere and not await _was_left_open(client, last, is_looked_after):
         held = await _held_run_of(client, last)
         if held is not None:
             return held_message(held, task_id)
@@ -130,6 +133,26 @@ async def _held_run_of(client: PrefectClient, row: Attempt) -> FlowRun | None:
     except ObjectNotFound:
         return None
     return run if is_held(run) else None
+
+
+async def _was_left_open(
+    client: PrefectClient,
+    row: Attempt,
+    is_looked_after: Callable[[str | None, str | None], Awaitable[bool]],
+) -> bool:
+    """Whether a row says that an attempt runs whose run has ended, and nobody is to close it.
+
+    A person has set the run to that end, or the flow has; a live worker would have closed the row,
+    or will do so when the flow has done what it does after its end.
+    """
+    if row.status is not AttemptStatus.RUNNING or not row.flow_run_id:
+        return False
+    try:
+        run = await client.read_flow_run(UUID(row.flow_run_id))
+    except ObjectNotFound:
+        return False
+    has_ended = run.state is not None and run.state.is_final()
+    return has_ended and not await is_looked_after(row.node, row.pool)
 
 
 def _is_carried_elsewhere(row: Attempt, flow_run: FlowRun, pool: str) -> bool:

@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling
 
 from prefect_heteroflow.attempts.deleted_runs import is_deleted
+from prefect_heteroflow.attempts.ended_by_hand import was_set_by_hand
 from prefect_heteroflow.attempts.guard import Guard
 from prefect_heteroflow.attempts.standing import why_needless
 from prefect_heteroflow.orchestration.run_pages import in_parts, read_all_runs
@@ -64,8 +65,19 @@ class UnwantedAttempts:
                 worker.end_soon(life)
             return
         is_front = life.flow_run.id == life.task_id
-        if is_front or run.state is None or run.state.is_final():
-            return  # a flow may have much to do after it has reported its end
+        if is_front or run.state is None:
+            return
+        if run.state.is_final():
+            # A flow may have much to do after it has reported its own end.
+            if was_set_by_hand(run.state) and life.is_running and life.ended_by_hand is None:
+                life.ended_by_hand = run.state
+                logger.warning(
+                    "The run was set to %s by hand: attempt %d is ended.",
+                    run.state.name,
+                    life.attempt,
+                )
+                worker.end_soon(life)
+            return
         if front is not None and (front.state is None or not front.state.is_final()):
             return
         why = await why_needless(worker.client, life.task_id)

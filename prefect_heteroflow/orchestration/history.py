@@ -126,7 +126,7 @@ async def write_attempts(
 
     Rows are merged with the stored ones by attempt number, so a caller may pass only the rows that
     it knows, and a late writer neither erases the rows of another worker nor reopens an attempt
-    that has ended.
+    that has ended, nor plans one that runs.
 
     One request for the table, one for the summary (both at once), and one more to read what is
     stored unless this process did so in the last two seconds.
@@ -154,13 +154,22 @@ async def write_attempts(
 
 
 def merge_attempts(stored: Iterable[Attempt], new: Iterable[Attempt]) -> list[Attempt]:
-    """Both sets of rows by attempt number; a new row wins, unless it would reopen an ended one."""
+    """Both sets of rows by attempt number; a new row wins, unless it would turn back the clock.
+
+    An attempt that has ended runs no more, and one that runs is not planned any more.
+    """
     rows = {row.attempt: row for row in stored}
     for row in new:
         old = rows.get(row.attempt)
-        if old is None or old.status not in _FINAL or row.status in _FINAL:
+        if old is None or not _is_past(old, row):
             rows[row.attempt] = row
     return [rows[number] for number in sorted(rows)]
+
+
+def _is_past(old: Attempt, row: Attempt) -> bool:
+    if old.status is AttemptStatus.RUNNING:
+        return row.status is AttemptStatus.SCHEDULED
+    return old.status in _FINAL and row.status not in _FINAL
 
 
 async def aget_attempts(run_id: UUID | str) -> list[Attempt]:

@@ -59,6 +59,10 @@ async def nobody_has(_: Decision) -> bool:
     return False
 
 
+async def looked_after(_node: str | None, _pool: str | None) -> bool:
+    return True
+
+
 async def may_not(row: Attempt) -> bool:
     return False
 
@@ -143,7 +147,13 @@ async def test_resume_of_the_front_run_says_that_its_attempt_is_held(
     """It takes the front run to its own pool, where it is parked again."""
     front, run, _ = await held_attempt(api, client, deployment)
     said = await read_standing(
-        client, front.id, front, POOL, is_overtaken=is_not, may_start_beside=may_not
+        client,
+        front.id,
+        front,
+        POOL,
+        is_overtaken=is_not,
+        may_start_beside=may_not,
+        is_looked_after=looked_after,
     )
     assert said == held_fronts.held_message(run, front.id)
 

@@ -220,6 +220,13 @@ def test_ended_attempt_is_not_reopened() -> None:
     assert merge_attempts([failed(running)], [running]) == [failed(running)]
 
 
+def test_running_attempt_is_not_planned_again_by_a_late_row() -> None:
+    """The row with which a slow writer planned an attempt arrives when that attempt runs."""
+    planned = attempt(1, status=AttemptStatus.SCHEDULED)
+    running = replace(planned, status=AttemptStatus.RUNNING)
+    assert merge_attempts([running], [planned]) == [running]
+
+
 def test_suspended_attempt_can_go_on() -> None:
     """A flow that paused itself has not ended."""
     suspended = attempt(1, status=AttemptStatus.SUSPENDED)
