@@ -204,7 +204,8 @@ async def create_attempt_run(
         dynamic_key=f"heteroflow-attempt-{attempt}",
         name=f"attempt {attempt} on {pool}",
     )
-    policy = front.empirical_policy
+    # After one of the user's own retries the server would keep this run too from all workers.
+    policy = front.empirical_policy.model_copy(update={"retry_type": None})
     if policy.retries is not None:
         # What the user's own retries have left: run_count - 1 of them are used.
         left = max(0, policy.retries - max(0, front.run_count - 1))
