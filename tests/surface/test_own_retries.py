@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
 
-POOL, LARGE = "own-retries", "own-retries-large"
+POOL, LARGE, OTHER = "own-retries", "own-retries-large", "own-retries-other"
 VARIABLES = {"memory_mb": 512}
 
 
@@ -46,3 +47,45 @@ def test_attempt_that_moves_after_a_retry_of_the_flow_itself_is_taken_in_the_oth
         run = api.submit(flow, {"marker": str(tmp_path / "marker"), "need_gpu_mb": 40_000})
         assert api.wait_end(run, timeout_seconds=60).name == "Completed"
     assert [row["pool"] for row in api.rows(run)] == [POOL, LARGE]
+
+
+@pytest.fixture
+def other(server: PrefectServer, api: Api, tmp_path: Path) -> Iterator[Worker]:
+    """A worker that is to go away."""
+    api.create_pool(OTHER, "heteroflow-process")
+    made = Worker(server, tmp_path, pool=OTHER, node="own-other", memory_mb=4096)
+    made.start()
+    yield made
+    made.stop()
+
+
+def waiting(api: Api, pool: str, tmp_path: Path, flow: str = "own_retry_later") -> str:
+    """A run whose process waits for a retry of the flow's own; it would succeed."""
+    deployed = api.deploy(flow, pool, name="own-waits", job_variables=VARIABLES)
+    run = api.submit(deployed, {"marker": str(tmp_path / "marker")})
+    api.wait_state(run, "AwaitingRetry", timeout_seconds=60)
+    wait_until(lambda: api.rows(run), what="row of attempt 1")
+    return run
+
+
+def test_worker_that_was_killed_while_a_flow_waited_for_its_own_retry_settles_it_when_it_is_back(
+    api: Api, other: Worker, tmp_path: Path
+) -> None:
+    """Prefect keeps such a run from all workers, so nobody else would ever start it."""
+    run = waiting(api, OTHER, tmp_path)
+    other.kill()
+    other.start()
+    assert api.wait_end(run, timeout_seconds=60).name == "Completed"
+    assert [row["failure"] for row in api.rows(run)] == ["NodeLost", None]
+
+
+def test_flow_that_waited_for_its_own_retry_on_a_node_that_was_stopped_goes_on_elsewhere(
+    api: Api, worker: Worker, other: Worker, tmp_path: Path
+) -> None:
+    run = waiting(api, OTHER, tmp_path)
+    other.stop()
+    assert api.wait_end(run, timeout_seconds=120).name == "Completed"
+    assert [(row["failure"], row["pool"]) for row in api.rows(run)] == [
+        ("NodeLost", OTHER),
+        (None, POOL),
+    ]
