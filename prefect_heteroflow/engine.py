@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import os
@@ -26,7 +27,7 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -56,6 +57,7 @@ from prefect_heteroflow.exceptions_as_data import exception_info
 from prefect_heteroflow.fence import stop_if_given_up
 from prefect_heteroflow.infra.own_cgroup import read_own_oom_kill_count, read_own_peak_memory_mb
 from prefect_heteroflow.own_output import heard_by
+from prefect_heteroflow.termination import Termination, run_cancellation_hooks
 
 _logger = get_logger("heteroflow.engine")
 
@@ -72,6 +74,8 @@ class FlowBody:
         self._rules = combine_user_rules(retry_on=context.retry_on, stop_on=context.stop_on)
         self._said = RuleLines(self._rules)
         self._oom_kills_before = read_own_oom_kill_count()
+        self._report = environment.EngineReport()
+        self.termination = Termination(self._say_terminated)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -93,13 +97,36 @@ class FlowBody:
             wrapper = self._function(fn)
         flow = copy.copy(self._flow)
         flow.fn = functools.wraps(fn)(wrapper)
+        flow.on_running_hooks = [self._hook(hook) for hook in flow.on_running_hooks]
         return flow
+
+    def _hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """The hook, with SIGTERM in our hands: it runs before the body, or after a wait."""
+
+        @functools.wraps(hook)
+        def run(*args: Any) -> Any:
+            self._begin()
+            return hook(*args)
+
+        return run
+
+    def _begin(self) -> None:
+        forget_report()
+        self._report = environment.EngineReport()
+        self.termination.install()
+
+    def _say_terminated(self) -> bool:
+        """Beside what the body had raised, if anything: the worker knows which of both counts."""
+        return write_report(
+            dataclasses.replace(self._report, aborted=True, signal=int(signal.SIGTERM))
+        )
 
     def _function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Any:
-            forget_report()
+            self._begin()
             try:
-                result = fn(*args, **kwargs)
+                with self.termination.body():
+                    result = fn(*args, **kwargs)
             except TerminationSignal:
                 # The end is on its way: a second SIGTERM must not make it a crash.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -115,9 +142,10 @@ class FlowBody:
 
     def _generator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            forget_report()
+            self._begin()
             try:
-                result = yield from fn(*args, **kwargs)
+                with self.termination.body():
+                    result = yield from fn(*args, **kwargs)
             except TerminationSignal:
                 self._leave_for_the_worker(
                     environment.EngineReport(aborted=True, signal=signal.SIGTERM)
@@ -132,7 +160,7 @@ class FlowBody:
 
     def _coroutine(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> Any:
-            forget_report()
+            self._begin()
             # Prefect's handler raises inside the event loop, where the engine can only see a
             # cancelled task and calls it a crash. Ours cancels the body alone.
             terminated = False
@@ -178,7 +206,7 @@ class FlowBody:
 
     def _async_generator(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            forget_report()
+            self._begin()
             try:
                 async for item in fn(*args, **kwargs):
                     yield item
@@ -212,6 +240,7 @@ class FlowBody:
         if isinstance(decision, Retry):
             _logger.error("%s", "".join(traceback.format_exception(error)).rstrip())
             self._leave_for_the_worker(report)
+        self._report = report
         write_report(report)
         if not isinstance(decision, Stop) or _is_prefects_own(diagnosis, decision):
             if returned:
@@ -274,28 +303,10 @@ class FlowBody:
         """
         if not write_report(report):
             return
+        self.termination.over()
         if report.signal is not None:
-            self._run_cancellation_hooks()
+            run_cancellation_hooks(self._flow, self._flow_run)
         raise Abort("The worker takes over.")
-
-    def _run_cancellation_hooks(self) -> None:
-        hooks = self._flow.on_cancellation_hooks
-        if not hooks:
-            return
-        try:
-            flow_run = load_flow_run(self._flow_run.id)
-        except Exception:
-            _logger.warning("Could not read the run's state; cancellation hooks do not run.")
-            return
-        if flow_run.state is None or not flow_run.state.is_cancelling():
-            return
-        for hook in hooks:
-            try:
-                outcome = hook(self._flow, flow_run, flow_run.state)
-                if inspect.isawaitable(outcome):
-                    run_coro_as_sync(_awaited(outcome))
-            except Exception:
-                _logger.exception("The cancellation hook %r failed.", hook)
 
 
 def _is_prefects_own(diagnosis: Diagnosis | None, decision: Stop) -> bool:
@@ -305,10 +316,6 @@ def _is_prefects_own(diagnosis: Diagnosis | None, decision: Stop) -> bool:
         and diagnosis.failure is FailureClass.APPLICATION_ERROR
         and decision.ending is Ending.FAILED
     )
-
-
-async def _awaited(value: Any) -> Any:
-    return await value
 
 
 def _exception_of_result(result: Any) -> Exception | None:
@@ -343,7 +350,7 @@ def _read_cluster(context: environment.AttemptContext) -> Cluster:
     return cluster or Cluster()
 
 
-def _drive(flow: Flow[..., Any], result: Any) -> None:
+def _drive(result: Any, body: FlowBody | None) -> None:
     """Run what `run_flow` only prepared: coroutines and generators."""
     if inspect.isasyncgen(result):
 
@@ -351,12 +358,16 @@ def _drive(flow: Flow[..., Any], result: Any) -> None:
             async for _ in result:
                 pass
 
-        asyncio.run(consume())
+        asyncio.run(_await_flow(consume(), body))
     elif inspect.isgenerator(result):
         for _ in result:
             pass
     elif asyncio.iscoroutine(result):
-        asyncio.run(result)
+        asyncio.run(_await_flow(result, body))
+
+
+async def _await_flow(flow: Coroutine[Any, Any, Any], body: FlowBody | None) -> None:
+    await (flow if body is None else body.termination.aborting(flow))
 
 
 def main() -> None:
@@ -383,14 +394,19 @@ def main() -> None:
             )
             raise
         context = read_context()
+        body = None if context is None else FlowBody(flow, flow_run, context)
+        if body is not None:
+            flow = body.wrapped_flow()
         # The adapter itself: its records name the run, for the API and for the console.
         error_logger: Any = logger
-        with contextlib.ExitStack() as listening:
-            if context is not None:
-                body = FlowBody(flow, flow_run, context)
-                listening.enter_context(body.listening())
-                flow = body.wrapped_flow()
-            _drive(flow, run_flow(flow, flow_run=flow_run, error_logger=error_logger))
+        try:
+            with contextlib.nullcontext() if body is None else body.listening():
+                _drive(run_flow(flow, flow_run=flow_run, error_logger=error_logger), body)
+        except Abort:
+            if body is not None and body.termination.came:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                run_cancellation_hooks(flow, flow_run)
+            raise
 
 
 if __name__ == "__main__":

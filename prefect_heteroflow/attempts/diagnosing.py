@@ -56,7 +56,8 @@ def diagnose_end(
     """Why an attempt failed.
 
     The engine entry's own diagnosis counts first: it saw the exception as an object. Only a kill
-    for memory that the container engine saw counts for more.
+    for memory that the container engine saw counts for more, and whatever ended a process in which
+    Prefect was about to try the flow again after that exception.
 
     Args:
         end: How the main process ended.
@@ -67,14 +68,16 @@ def diagnose_end(
         gpu_memory_mb: Memory of its GPU, MiB.
         rules: The user's own rules.
     """
-    if report is not None and report.diagnosis is not None and not end.killed_for_memory:
-        found = report.diagnosis
-        if not report.aborted or is_by_user_rule(found):
-            return found
-        # It heard the flow's own process; this is the output of all.
-        return apply_user_rules(found, Evidence(log=log), rules.user_rules)
     is_final = state is not None and state.type in (StateType.FAILED, StateType.CRASHED)
     is_out_of_time = is_final and state is not None and state.name == TIMED_OUT
+    if report is not None and report.diagnosis is not None and not end.killed_for_memory:
+        waits = state is not None and state.type is StateType.SCHEDULED
+        if not waits and (is_final or report.signal is None):
+            found = report.diagnosis
+            if not report.aborted or is_by_user_rule(found):
+                return found
+            # It heard the flow's own process; this is the output of all.
+            return apply_user_rules(found, Evidence(log=log), rules.user_rules)
     signal_number = end.signal
     if signal_number is None and report is not None:
         signal_number = report.signal

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.orchestration.transitions import SUBMITTING
+from prefect_heteroflow.orchestration.transitions import SUBMITTING, waits_for_own_retry
 
 _OPEN = (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING)
 
@@ -44,10 +45,27 @@ class LeftBehind:
     """With `Left.SUBMISSION`: it was about to start the attempt, or had just done so."""
 
 
+def is_under_way(run: FlowRun) -> bool:
+    """A worker has to be looking after it."""
+    under_way = (StateType.RUNNING, StateType.PENDING)
+    return (run.state is not None and run.state.type in under_way) or waits_for_own_retry(run)
+
+
+def sleeps(run: FlowRun, now: datetime) -> bool:
+    """Its process waits for a retry of the flow's own that is not due yet, and sends no heartbeats.
+
+    Args:
+        run: The run.
+        now: The time, with a time zone.
+    """
+    due = None if run.state is None else run.state.state_details.scheduled_time
+    return due is not None and waits_for_own_retry(run) and due > now
+
+
 def how_left(run: FlowRun, history: Sequence[Attempt]) -> LeftBehind | None:
     """How far the worker of a run came, if the run is one that a worker has to be looking after."""
     state = run.state
-    if state is None or state.type not in (StateType.RUNNING, StateType.PENDING):
+    if state is None or not is_under_way(run):
         return None
     last = history[-1] if history else None
     own = str(run.id)

@@ -16,7 +16,14 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.attempts.guard import Guard
-from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
+from prefect_heteroflow.attempts.left_behind import (
+    Left,
+    LeftBehind,
+    as_attempt,
+    how_left,
+    of_node,
+    sleeps,
+)
 from prefect_heteroflow.attempts.orphans import go_on_after, planned_in, schedule_again
 from prefect_heteroflow.core.attempts import Attempt
 from prefect_heteroflow.core.contact import (
@@ -31,6 +38,7 @@ from prefect_heteroflow.core.contact import (
 )
 from prefect_heteroflow.core.resources import Cluster
 from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.heartbeats import last_heartbeat
 from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
 from prefect_heteroflow.orchestration.leases import lease
@@ -158,7 +166,7 @@ class LostContact:
         node = left.node or run.labels.get(transitions.NODE_LABEL)
         if node is not None:
             absence = absence_of(str(node), pool, cluster)
-            if absence is None:
+            if absence is None or (not absence.is_over and sleeps(run, utc_now())):
                 return None
             return Suspect(
                 flow_run=run, node=str(node), left=left, written=history, absence=absence

@@ -27,7 +27,14 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
 from prefect_heteroflow.attempts.guard import Guard
-from prefect_heteroflow.attempts.left_behind import Left, LeftBehind, as_attempt, how_left, of_node
+from prefect_heteroflow.attempts.left_behind import (
+    Left,
+    LeftBehind,
+    as_attempt,
+    how_left,
+    is_under_way,
+    of_node,
+)
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.attempts.rerouting import planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, ending_row
@@ -71,7 +78,9 @@ class Orphans:
         worker, before = self._worker, self._seen
         now: dict[UUID, StoodStill] = {}
         self._seen = {}  # after an outage of the API nothing counts as having stood still
-        runs = await read_runs_under_way(worker.client, worker.pools_looked_after)
+        runs = await read_runs_under_way(
+            worker.client, worker.pools_looked_after, all_own_retries=before is None
+        )
         for run in await self._but_for_those_of_others(runs):
             if worker.lives.is_busy_with(run.id) or run.state is None:
                 continue
@@ -198,7 +207,7 @@ class Orphans:
 async def go_on_after(worker: RetryingWorker, task_id: UUID, run: FlowRun) -> None:
     """Do what was written down when an attempt ended, if its worker died before it was done."""
     state = run.state
-    if state is None or state.type not in (StateType.RUNNING, StateType.PENDING):
+    if state is None or not is_under_way(run):
         return
     history = await read_attempts(worker.client, task_id)
     last = history[-1] if history else None

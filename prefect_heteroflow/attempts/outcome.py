@@ -29,11 +29,19 @@ def outcome_of(
     state: State | None,
     is_plain_job: bool,
     cancel_requested: bool,
+    was_terminated: bool = False,
 ) -> Outcome:
     """Judge an end by the state that Prefect holds and by how the process ended.
 
     A flow's own word counts for more than an exit code: a flow that is `Completed` has completed,
     also if its interpreter crashed while it shut down.
+
+    Args:
+        end: How the main process ended.
+        state: The state that Prefect holds.
+        is_plain_job: No flow runs in it.
+        cancel_requested: This worker was told of a cancel.
+        was_terminated: The engine entry says that it ended because of SIGTERM.
     """
     kind = None if state is None else state.type
     if cancel_requested or kind in (StateType.CANCELLING, StateType.CANCELLED):
@@ -50,6 +58,8 @@ def outcome_of(
     if kind is StateType.CRASHED and not _was_killed(end):
         # `sys.exit`, a keyboard interrupt, `return Crashed(...)`: the engine's word stands.
         return Outcome.ENDED_BY_ITSELF
+    if kind is StateType.SCHEDULED and was_terminated:
+        return Outcome.FAILED  # it waited for a retry of its own, which nobody else would start
     if kind in (StateType.PAUSED, StateType.SCHEDULED) and end.exit_code == 0:
         return Outcome.LEFT_TO_PREFECT
     return Outcome.FAILED

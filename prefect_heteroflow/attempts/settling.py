@@ -150,6 +150,7 @@ class AttemptSettling:
             state=run.state,
             is_plain_job=self.is_plain_job,
             cancel_requested=self.was_cancelled(),
+            was_terminated=report is not None and report.signal is not None,
         )
         self.row = dataclasses.replace(
             self.row,

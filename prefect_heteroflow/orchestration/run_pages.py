@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterNextScheduledStartTime,
     FlowRunFilterState,
+    FlowRunFilterStateName,
     FlowRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
 
+from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.transitions import AWAITING_RETRY, waits_for_own_retry
 from prefect_heteroflow.orchestration.variables import read_pages
 
 if TYPE_CHECKING:
@@ -43,18 +47,43 @@ async def read_all_runs(client: PrefectClient, **query: Any) -> list[FlowRun]:
     return list({run.id: run for run in rows}.values())
 
 
-async def read_runs_under_way(client: PrefectClient, pools: Sequence[str]) -> list[FlowRun]:
-    """The running and pending runs of these work pools.
+async def read_runs_under_way(
+    client: PrefectClient, pools: Sequence[str], *, all_own_retries: bool = True
+) -> list[FlowRun]:
+    """The running and pending runs of these pools, and those that wait for a retry of their own.
+
+    Args:
+        client: A client in use.
+        pools: Names of the work pools.
+        all_own_retries: Of the latter also those that are not due yet. The server cannot tell them
+            from the retries of ours that wait, of which there may be thousands: nothing for each
+            look of each worker.
 
     Raises:
         httpx.HTTPError: The API failed.
     """
+    in_pools = WorkPoolFilter(name=WorkPoolFilterName(any_=list(pools)))
     under_way = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
-    return await read_all_runs(
+    runs = await read_all_runs(
         client,
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=under_way)),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=list(pools))),
+        work_pool_filter=in_pools,
     )
+    due = FlowRunFilterNextScheduledStartTime.model_validate({"before_": utc_now()})
+    scheduled = await read_all_runs(
+        client,
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(
+                type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]),
+                name=FlowRunFilterStateName(any_=[AWAITING_RETRY]),
+            ),
+            next_scheduled_start_time=None if all_own_retries else due,
+        ),
+        work_pool_filter=in_pools,
+    )
+    waiting = [run for run in scheduled if waits_for_own_retry(run)]
+    # One that goes on between both requests is in both answers.
+    return list({run.id: run for run in [*waiting, *runs]}.values())
 
 
 async def read_all_task_runs(client: PrefectClient, **query: Any) -> list[TaskRun]:

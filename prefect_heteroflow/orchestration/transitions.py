@@ -118,6 +118,15 @@ async def _give_back(
     return await set_state_once(client, flow_run.id, body)
 
 
+def waits_for_own_retry(flow_run: FlowRun) -> bool:
+    """Its process sleeps until a retry of the flow's own `retries` is due.
+
+    The server keeps such a run from all workers: if the process dies, nobody starts the run.
+    """
+    state, policy = flow_run.state, flow_run.empirical_policy
+    return state is not None and state.is_scheduled() and policy.retry_type == "in_process"
+
+
 async def spare_own_retries(client: PrefectClient, flow_run: FlowRun) -> None:
     """Before a retry of ours: it is none of the flow's own `retries`.
 
@@ -126,7 +135,9 @@ async def spare_own_retries(client: PrefectClient, flow_run: FlowRun) -> None:
     """
     policy = flow_run.empirical_policy
     if policy.retries:
-        changes = {"retries": policy.retries + 1, "retry_type": "reschedule"}
+        # In the place of one that was still to come ours is that one.
+        further = 0 if waits_for_own_retry(flow_run) else 1
+        changes = {"retries": policy.retries + further, "retry_type": "reschedule"}
         policy = policy.model_copy(update=changes)
         await client.update_flow_run(flow_run.id, empirical_policy=policy)
 
@@ -204,7 +215,8 @@ async def create_attempt_run(
         dynamic_key=f"heteroflow-attempt-{attempt}",
         name=f"attempt {attempt} on {pool}",
     )
-    policy = front.empirical_policy
+    # After one of the user's own retries the server would keep this run too from all workers.
+    policy = front.empirical_policy.model_copy(update={"retry_type": None})
     if policy.retries is not None:
         # What the user's own retries have left: run_count - 1 of them are used.
         left = max(0, policy.retries - max(0, front.run_count - 1))

@@ -77,6 +77,18 @@ def test_end_is_judged(
     assert found is outcome
 
 
+def test_flow_that_was_told_to_end_while_it_waited_for_its_own_retry_has_failed() -> None:
+    """Prefect keeps such a run from all workers: left to it, it would hang for ever."""
+    found = outcome_of(
+        end=CLEAN,
+        state=State(type=StateType.SCHEDULED),
+        is_plain_job=False,
+        cancel_requested=False,
+        was_terminated=True,
+    )
+    assert found is Outcome.FAILED
+
+
 def test_cancel_that_we_saw_counts_before_everything_else() -> None:
     found = outcome_of(
         end=CLEAN,

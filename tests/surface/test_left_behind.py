@@ -13,6 +13,7 @@ from prefect_heteroflow.attempts.left_behind import (
     as_attempt,
     how_left,
     of_node,
+    sleeps,
 )
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 
@@ -29,6 +30,13 @@ def run(state: StateType, *, after: float, name: str | None = None) -> FlowRun:
         state=State(type=state, timestamp=timestamp, name=name),
         work_pool_name="pool",
     )
+
+
+def own_retry_waits() -> FlowRun:
+    """In the state in which the server lets a process wait for a retry of the flow's own."""
+    waits = run(StateType.SCHEDULED, after=-5, name="AwaitingRetry")
+    waits.empirical_policy.retry_type = "in_process"
+    return waits
 
 
 def row(attempt: int, status: AttemptStatus, **more: object) -> Attempt:
@@ -65,6 +73,27 @@ def test_last_step_of_the_worker_is_told_by_row_and_state(name: str) -> None:
     left = how_left(run(state, after=after), history)
     assert left is not None
     assert (left.what, left.node) == (what, node)
+
+
+@pytest.mark.parametrize(
+    ("history", "what"),
+    [([RUNNING], Left.ATTEMPT), ([], Left.ATTEMPT), ([FAILED, PLANNED], Left.DECISION)],
+    ids=["row and state agree", "no row", "killed there, and followed by nothing yet"],
+)
+def test_run_that_waits_for_its_own_retry_was_left_by_a_worker_that_is_gone(
+    history: list[Attempt], what: Left
+) -> None:
+    left = how_left(own_retry_waits(), history)
+    assert left is not None
+    assert left.what is what
+
+
+@pytest.mark.parametrize(("seconds", "asleep"), [(60, True), (-60, False)])
+def test_run_sleeps_until_its_own_retry_is_due(seconds: float, asleep: bool) -> None:
+    waits = own_retry_waits()
+    assert waits.state is not None
+    waits.state.state_details.scheduled_time = NOW + timedelta(seconds=seconds)  # type: ignore[assignment]
+    assert sleeps(waits, NOW) is asleep
 
 
 @pytest.mark.parametrize(("name", "may_have"), [("Pending", False), ("Submitting", True)])

@@ -71,6 +71,20 @@ async def test_own_retries_of_a_run_are_raised_along(client: PrefectClient, run_
     assert (await client.read_flow_run(run_id)).empirical_policy.retries == 2
 
 
+async def test_retry_in_the_place_of_one_of_the_flows_own_adds_none(
+    client: PrefectClient, run_id: UUID
+) -> None:
+    """Its process died while it waited for that one."""
+    run = await client.read_flow_run(run_id)
+    policy = run.empirical_policy.model_copy(update={"retries": 1, "retry_delay": 60})
+    await client.update_flow_run(run_id, empirical_policy=policy)
+    await client.set_flow_run_state(run_id, Running(), force=True)
+    await client.set_flow_run_state(run_id, Failed())
+    assert transitions.waits_for_own_retry(await client.read_flow_run(run_id))
+    assert await retried(client, run_id, memory_mb=128)
+    assert (await client.read_flow_run(run_id)).empirical_policy.retries == 1
+
+
 async def test_escalated_run_is_paused_and_nothing_expires_it(
     client: PrefectClient, run_id: UUID
 ) -> None:

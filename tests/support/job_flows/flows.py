@@ -142,6 +142,49 @@ def own_retry_before(marker: str) -> int:
     return attempt.attempt
 
 
+def fail_once(marker: str) -> None:
+    """An error of the flow's own at the first call; the file is there from then on."""
+    if not Path(marker).exists():
+        Path(marker).write_text("once")
+        raise ValueError("the first try fails")
+
+
+@flow(retries=2)
+def own_retry_then_gpu(marker: str, need_gpu_mb: int) -> int:
+    """First fails once by itself, then needs a GPU."""
+    fail_once(marker)
+    return need_gpu(need_gpu_mb)
+
+
+@flow(retries=2, retry_delay_seconds=600)
+def own_retry_later(marker: str) -> int:
+    """Fails once by itself, and its process waits ten minutes then."""
+    fail_once(marker)
+    return current_attempt().attempt
+
+
+@flow(retries=2, retry_delay_seconds=600)
+async def async_own_retry_later(marker: str) -> int:
+    """The same, asynchronously."""
+    fail_once(marker)
+    return current_attempt().attempt
+
+
+def running_hook(flow, flow_run, state):
+    """Stays in the first attempt."""
+    attempt = current_attempt().attempt
+    note(flow_run.parameters["notes"], f"running hook {attempt}")
+    if attempt == 1:
+        time.sleep(600)
+
+
+@flow(on_running=[running_hook], on_cancellation=[cancelled_hook])
+def stays_in_its_hook(notes: str) -> int:
+    """Does not come to its body in its first attempt."""
+    note(notes, "body")
+    return current_attempt().attempt
+
+
 @flow
 def flaky_network(failures: int) -> int:
     """Cannot reach its server in the first attempts."""
