@@ -273,6 +273,8 @@ class AttemptLife:
         except JobValueError as error:
             await self._refuse(error.failure, "job-variables", str(error))
             return False
+        if transitions.carries_job_variables(self.flow_run):
+            planned = None  # they are in the configuration, with a person's edits
         self._resources = first_resources(configuration, self._values, self._logger, planned)
         self._row = with_resources(self._row, self._resources)
         return await self._accept_place()

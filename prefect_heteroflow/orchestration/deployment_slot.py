@@ -66,7 +66,8 @@ async def _renew(
         return True
 
     try:
-        while await insist(renew_once, logger, "the renewal of its concurrency slot"):
+        what = "the renewal of its concurrency slot"
+        while await insist(renew_once, logger, what):  # noqa: ASYNC110 - for time alone
             await anyio.sleep(pause_seconds)
     except ObjectNotFound:
         pass  # the run was deleted

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
+    FlowRunFilterStateName,
     FlowRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
@@ -43,16 +44,28 @@ async def read_all_runs(client: PrefectClient, **query: Any) -> list[FlowRun]:
     return list({run.id: run for run in rows}.values())
 
 
-async def read_runs_under_way(client: PrefectClient, pools: Sequence[str]) -> list[FlowRun]:
+async def read_runs_under_way(
+    client: PrefectClient, pools: Sequence[str], *, but_for: Sequence[str] | None = None
+) -> list[FlowRun]:
     """The running and pending runs of these work pools.
+
+    Args:
+        client: A client in use.
+        pools: Names of the pools.
+        but_for: The paused ones too, without those in states of these names.
 
     Raises:
         httpx.HTTPError: The API failed.
     """
-    under_way = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+    types = [StateType.RUNNING, StateType.PENDING]
+    types += [] if but_for is None else [StateType.PAUSED]
+    under_way = FlowRunFilterState(
+        type=FlowRunFilterStateType(any_=types),
+        name=None if but_for is None else FlowRunFilterStateName(not_any_=list(but_for)),
+    )
     return await read_all_runs(
         client,
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=under_way)),
+        flow_run_filter=FlowRunFilter(state=under_way),
         work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=list(pools))),
     )
 
