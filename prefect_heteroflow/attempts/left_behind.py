@@ -10,13 +10,15 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.orchestration.transitions import SUBMITTING
+from prefect_heteroflow.orchestration.transitions import SUBMITTING, is_waiting_pause
 
+_UNDER_WAY = (StateType.RUNNING, StateType.PENDING)
 _OPEN = (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING)
 
 
@@ -44,12 +46,17 @@ class LeftBehind:
     """With `Left.SUBMISSION`: it was about to start the attempt, or had just done so."""
 
 
+def _is_paused_attempt(state: State[Any], last: Attempt | None) -> bool:
+    running = last is not None and last.status is AttemptStatus.RUNNING
+    return running and is_waiting_pause(state)
+
+
 def how_left(run: FlowRun, history: Sequence[Attempt]) -> LeftBehind | None:
     """How far the worker of a run came, if the run is one that a worker has to be looking after."""
     state = run.state
-    if state is None or state.type not in (StateType.RUNNING, StateType.PENDING):
-        return None
     last = history[-1] if history else None
+    if state is None or not (state.type in _UNDER_WAY or _is_paused_attempt(state, last)):
+        return None
     own = str(run.id)
     if last is not None and last.status in _OPEN and last.flow_run_id not in ("", own):
         return None  # another run carries it

@@ -97,7 +97,7 @@ def test_slot_of_a_concurrency_limit_is_renewed_after_the_restart_too(
             run = api.submit(flow)
             for count in (1, 2):
                 wait_until(
-                    lambda n=count: [it.kind for it in proxy.requests].count(renewed) == n,  # type: ignore[misc]
+                    lambda n=count: [it.kind for it in proxy.requests].count(renewed) == n,
                     what=f"renewal {count}",
                     timeout_seconds=60,
                 )

@@ -137,7 +137,7 @@ def test_worker_renews_the_slot_of_each_attempt_of_a_plain_job(
         run = api.submit(deployment)
         for attempt in (1, 2):
             wait_until(
-                lambda number=attempt: len(renewals(proxy)) == number,  # type: ignore[misc]
+                lambda number=attempt: len(renewals(proxy)) == number,
                 what=f"renewal in attempt {attempt}",
                 timeout_seconds=60,
             )
