@@ -20,7 +20,10 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.guard import CannotYet, Guard
+from prefect_heteroflow.attempts.next_attempt import next_row_like
 from prefect_heteroflow.attempts.rerouting import elsewhere, end_unplaced, pool_exists
+from prefect_heteroflow.attempts.restarts import note_resumed
+from prefect_heteroflow.attempts.run_again import ENDED_FOR_NEXT
 from prefect_heteroflow.attempts.stranded import move_planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.orchestration import transitions
@@ -63,7 +66,7 @@ class DetachedRuns:
         for run in runs:
             history = histories.get(transitions.task_id_of(run))
             # Others than ours: flows that are served without a pool, for example.
-            if history is None or history[-1].status is not AttemptStatus.SCHEDULED:
+            if history is None or _planned(history) is None:
                 continue
             logger = self._worker.get_flow_run_logger(run)
             with self._guard.over(f"Run '{run.name}', which waits in no queue,", logger):
@@ -75,7 +78,7 @@ class DetachedRuns:
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(
                     type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]),
-                    name=FlowRunFilterStateName(any_=[transitions.AWAITING_RETRY]),
+                    name=FlowRunFilterStateName(not_any_=list(transitions.NEVER_PLANNED)),
                 ),
                 next_scheduled_start_time=FlowRunFilterNextScheduledStartTime.model_validate(
                     {"before_": utc_now() - _LATE}
@@ -90,11 +93,13 @@ class DetachedRuns:
                 return
             now = await client.read_flow_run(run.id)
             rows = await read_attempts(client, task_id)
-            if transitions.has_stood_still(run, now) and rows == list(history):
-                await self._go_on(now, rows[-1])
+            planned = _planned(rows)
+            if transitions.has_stood_still(run, now) and rows == list(history) and planned:
+                await self._go_on(now, planned)
 
     async def _go_on(self, run: FlowRun, row: Attempt) -> None:
         worker, client = self._worker, self._worker.client
+        await note_resumed(worker, run)
         placement = transitions.job_variables_of(run).get("placement")
         if row.pool is not None and await pool_exists(client, row.pool):
             reason = (
@@ -125,6 +130,17 @@ class DetachedRuns:
         if run.id != front.id:
             ended = transitions.ended_state(transitions.ATTEMPT_FAILED, reason)
             await transitions.finish(client, run.id, ended, force=True)
+
+
+def _planned(history: Sequence[Attempt]) -> Attempt | None:
+    """The row of the attempt that the run waits for.
+
+    No row plans the one that follows an attempt which was ended because its run was started again.
+    """
+    last = history[-1]
+    if last.status is AttemptStatus.CANCELLED and last.decision in ENDED_FOR_NEXT:
+        return next_row_like(last)
+    return last if last.status is AttemptStatus.SCHEDULED else None
 
 
 def _due(run: FlowRun) -> datetime:

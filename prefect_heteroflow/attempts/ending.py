@@ -131,6 +131,14 @@ class AttemptEnding:
             )
         )
 
+    async def ended_in_pause(self) -> None:
+        """Its process is gone, which waited for Resume: that is to start the next attempt."""
+        message = "Its process ended while the flow was paused: Resume starts the next attempt."
+        row = dataclasses.replace(self.row, status=AttemptStatus.SUSPENDED, decision=message)
+        await self._write(row)
+        self.worker.get_flow_run_logger(self.flow_run).warning("%s", message)
+        await transitions.suspend_paused(self.worker.client, self.flow_run, message=message)
+
     async def ended_by_itself(self, diagnosis: Diagnosis) -> None:
         """The flow reported its own failure: its state stands."""
         state = self.flow_run.state

@@ -11,13 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from prefect_heteroflow.attempts.outcome import went_on
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.orchestration.transitions import SUBMITTING, waits_for_own_retry
+from prefect_heteroflow.orchestration.transitions import (
+    SUBMITTING,
+    is_waiting_pause,
+    waits_for_own_retry,
+)
 
+_UNDER_WAY = (StateType.RUNNING, StateType.PENDING)
 _OPEN = (AttemptStatus.SCHEDULED, AttemptStatus.RUNNING)
 
 
@@ -47,8 +53,7 @@ class LeftBehind:
 
 def is_under_way(run: FlowRun) -> bool:
     """A worker has to be looking after it."""
-    under_way = (StateType.RUNNING, StateType.PENDING)
-    return (run.state is not None and run.state.type in under_way) or waits_for_own_retry(run)
+    return (run.state is not None and run.state.type in _UNDER_WAY) or waits_for_own_retry(run)
 
 
 def sleeps(run: FlowRun, now: datetime) -> bool:
@@ -62,12 +67,17 @@ def sleeps(run: FlowRun, now: datetime) -> bool:
     return due is not None and waits_for_own_retry(run) and due > now
 
 
+def _is_paused_attempt(state: State[Any], last: Attempt | None) -> bool:
+    running = last is not None and last.status is AttemptStatus.RUNNING
+    return running and is_waiting_pause(state)
+
+
 def how_left(run: FlowRun, history: Sequence[Attempt]) -> LeftBehind | None:
     """How far the worker of a run came, if the run is one that a worker has to be looking after."""
     state = run.state
-    if state is None or not is_under_way(run):
-        return None
     last = history[-1] if history else None
+    if state is None or not (is_under_way(run) or _is_paused_attempt(state, last)):
+        return None
     own = str(run.id)
     if last is not None and last.status in _OPEN and last.flow_run_id not in ("", own):
         return None  # another run carries it

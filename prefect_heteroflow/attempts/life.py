@@ -54,6 +54,7 @@ from prefect_heteroflow.fast_literals import fast_finder
 from prefect_heteroflow.job_configuration import RetryConfiguration
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
+from prefect_heteroflow.orchestration.deployment_slot import keep_deployment_slot
 from prefect_heteroflow.orchestration.history import read_attempts, write_attempts
 from prefect_heteroflow.orchestration.run_output import RunOutput
 
@@ -278,6 +279,8 @@ class AttemptLife:
         except JobValueError as error:
             await self._refuse(error.failure, "job-variables", str(error))
             return False
+        if transitions.carries_job_variables(self.flow_run):
+            planned = None  # they are in the configuration, with a person's edits
         self._resources = first_resources(configuration, self._values, self._logger, planned)
         self._row = with_resources(self._row, self._resources)
         return await self._accept_place()
@@ -343,11 +346,13 @@ class AttemptLife:
         if self._configuration.is_plain_job and not is_old:
             self._output.feed(chunk)
 
-    async def _note_running(self, ended: anyio.Event) -> None:
-        self._row = dataclasses.replace(
-            self._row, status=AttemptStatus.RUNNING, started=utc_now().isoformat()
-        )
-        await tell_start(self._tell_running, self._logger, ended)
+    async def _accompany(self, ended: anyio.Event, was_running: bool) -> None:
+        if not was_running:
+            now = utc_now().isoformat()
+            self._row = dataclasses.replace(self._row, status=AttemptStatus.RUNNING, started=now)
+            await tell_start(self._tell_running, self._logger, ended)
+        if self._configuration.is_plain_job:
+            await keep_deployment_slot(self._client, self.flow_run.id, self._logger, ended=ended)
 
     async def _tell_running(self) -> None:
         if self._configuration.is_plain_job and not self.cancel_requested:
@@ -370,8 +375,7 @@ class AttemptLife:
     async def _watch(self, handle: AttemptHandle, *, was_running: bool = False) -> None:
         ended = anyio.Event()
         async with anyio.create_task_group() as group:
-            if not was_running:
-                group.start_soon(self._note_running, ended)
+            group.start_soon(self._accompany, ended, was_running)
             end = await self._worker.wait_attempt(handle)
             self._process_ended = True
             ended.set()

@@ -45,6 +45,23 @@ def planned_row(decision: Retry, attempt: int, *, flow_run_id: UUID | None) -> A
     )
 
 
+def next_row_like(last: Attempt) -> Attempt:
+    """The row of an attempt that follows one that has ended, in the same pool and of the same size.
+
+    Args:
+        last: The one before it.
+    """
+    return Attempt(
+        attempt=last.attempt + 1,
+        flow_run_id=last.flow_run_id,
+        status=AttemptStatus.SCHEDULED,
+        pool=last.pool,
+        memory_mb=last.memory_mb,
+        shm_mb=last.shm_mb,
+        gpu_count=last.gpu_count,  # its GPU memory is what it got, not what it asked for
+    )
+
+
 def never_started_row(
     planned: Attempt,
     why: str,

@@ -40,6 +40,7 @@ from prefect_heteroflow.attempts.rerouting import planned
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, ending_row
 from prefect_heteroflow.core.contact import LOOKS, StoodStill, Whose, seen_again, whose
 from prefect_heteroflow.orchestration import transitions
+from prefect_heteroflow.orchestration.approval import AWAITING_APPROVAL
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_attempts, read_many_attempts
 from prefect_heteroflow.orchestration.run_pages import read_all_runs, read_runs_under_way
@@ -78,8 +79,13 @@ class Orphans:
         worker, before = self._worker, self._seen
         now: dict[UUID, StoodStill] = {}
         self._seen = {}  # after an outage of the API nothing counts as having stood still
+        # A flow may wait in a pause (`pause_flow_run`); what is parked has no process.
+        parked = (transitions.ESCALATED, AWAITING_APPROVAL, "Suspended")
         runs = await read_runs_under_way(
-            worker.client, worker.pools_looked_after, all_own_retries=before is None
+            worker.client,
+            worker.pools_looked_after,
+            all_own_retries=before is None,
+            but_for=parked,
         )
         for run in await self._but_for_those_of_others(runs):
             if worker.lives.is_busy_with(run.id) or run.state is None:

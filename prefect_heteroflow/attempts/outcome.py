@@ -8,6 +8,7 @@ from enum import Enum
 from prefect.client.schemas.objects import State, StateType
 
 from prefect_heteroflow.attempts.backend import AttemptEnd
+from prefect_heteroflow.orchestration.transitions import is_waiting_pause
 
 
 class Outcome(str, Enum):
@@ -17,6 +18,8 @@ class Outcome(str, Enum):
     CANCELLED = "cancelled"
     LEFT_TO_PREFECT = "left to Prefect"
     """The flow suspended itself, or Prefect has scheduled it again."""
+    ENDED_IN_PAUSE = "ended in a pause"
+    """The process that waited in a pause for Resume is gone."""
     ENDED_BY_ITSELF = "ended by itself"
     """The flow reported its own failure, hooks and all: nothing is left to decide."""
     FAILED = "failed"
@@ -60,6 +63,8 @@ def outcome_of(
         return Outcome.ENDED_BY_ITSELF
     if kind is StateType.SCHEDULED and was_terminated:
         return Outcome.FAILED  # it waited for a retry of its own, which nobody else would start
+    if state is not None and is_waiting_pause(state) and not end.killed_for_memory:
+        return Outcome.ENDED_IN_PAUSE if end.exit_code == 0 or _was_killed(end) else Outcome.FAILED
     if kind in (StateType.PAUSED, StateType.SCHEDULED) and end.exit_code == 0:
         return Outcome.LEFT_TO_PREFECT
     return Outcome.FAILED

@@ -37,6 +37,8 @@ _ASK_AGAIN = timedelta(seconds=15)
 _BY_HAND = "Somebody scheduled the run again while this attempt ran"
 ENDED = f"{_BY_HAND}: it was ended, the run goes on with the next one."
 _WAS_GONE = f"{_BY_HAND}, and its node has nothing of it any more: the run goes on."
+ENDED_FOR_NEXT = (ENDED, _WAS_GONE)
+"""Decisions of attempts that another one follows although nothing plans it."""
 _LAST_WORDS = (StateType.FAILED, StateType.CRASHED)
 
 

@@ -167,6 +167,8 @@ class AttemptSettling:
                 await write_progress(self.worker.client, self.task_id, 100.0, succeeded=True)
         elif outcome is Outcome.LEFT_TO_PREFECT:
             await ending.left_to_prefect()
+        elif outcome is Outcome.ENDED_IN_PAUSE and run.deployment_id is not None:
+            await ending.ended_in_pause()
         elif outcome is Outcome.ENDED_BY_ITSELF:
             await ending.ended_by_itself(_storable(self._diagnose(end, report)))
         else:

@@ -99,14 +99,14 @@ class Stranded:
         """Runs that are overdue by that time; those that no worker has planned only if wanted."""
         if not pools:
             return []
-        names = [transitions.AWAITING_RETRY] if planned else None
+        never = list(transitions.NEVER_PLANNED) if planned else None
         before = utc_now() - timedelta(seconds=timeout)
         return await read_all_runs(
             self._worker.client,
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(
                     type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]),
-                    name=FlowRunFilterStateName(any_=names),
+                    name=FlowRunFilterStateName(not_any_=never),
                 ),
                 next_scheduled_start_time=FlowRunFilterNextScheduledStartTime.model_validate(
                     {"before_": before}

@@ -48,7 +48,11 @@ async def read_all_runs(client: PrefectClient, **query: Any) -> list[FlowRun]:
 
 
 async def read_runs_under_way(
-    client: PrefectClient, pools: Sequence[str], *, all_own_retries: bool = True
+    client: PrefectClient,
+    pools: Sequence[str],
+    *,
+    all_own_retries: bool = True,
+    but_for: Sequence[str] | None = None,
 ) -> list[FlowRun]:
     """The running and pending runs of these pools, and those that wait for a retry of their own.
 
@@ -58,15 +62,21 @@ async def read_runs_under_way(
         all_own_retries: Of the latter also those that are not due yet. The server cannot tell them
             from the retries of ours that wait, of which there may be thousands: nothing for each
             look of each worker.
+        but_for: The paused ones too, without those in states of these names.
 
     Raises:
         httpx.HTTPError: The API failed.
     """
     in_pools = WorkPoolFilter(name=WorkPoolFilterName(any_=list(pools)))
-    under_way = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+    types = [StateType.RUNNING, StateType.PENDING]
+    types += [] if but_for is None else [StateType.PAUSED]
+    under_way = FlowRunFilterState(
+        type=FlowRunFilterStateType(any_=types),
+        name=None if but_for is None else FlowRunFilterStateName(not_any_=list(but_for)),
+    )
     runs = await read_all_runs(
         client,
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=under_way)),
+        flow_run_filter=FlowRunFilter(state=under_way),
         work_pool_filter=in_pools,
     )
     due = FlowRunFilterNextScheduledStartTime.model_validate({"before_": utc_now()})

@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import AwaitingRetry, Cancelled, Completed, Failed, Pending, Running, Submitting
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.edited_variables import with_edits
 from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.sent_once import set_state_once, state_as_json
@@ -31,6 +32,8 @@ ESCALATED = "Escalated"
 ATTEMPT_FAILED = "AttemptFailed"
 AWAITING_RETRY = str(AwaitingRetry().name)
 """Every attempt that a worker has planned waits in this state."""
+NEVER_PLANNED = ("Scheduled", "Late")
+"""Runs wait in them that no worker has planned; a planned attempt can wait in any other state."""
 AWAITING_END = "AwaitingEnd"
 """Scheduled again while an attempt of the run still runs."""
 SUBMITTING = Submitting().name
@@ -39,8 +42,10 @@ ATTEMPT_LABEL = "heteroflow.attempt"
 NODE_LABEL = "heteroflow.node"
 """Of the node whose worker has taken the run; several workers may have one name."""
 
-# Under this key the state `AwaitingRetry` carries the job variables of the next attempt.
+# The state `AwaitingRetry` carries under these keys the job variables of the next attempt, and
+# those that the run itself had when that was planned: a person may edit them while it waits.
 _STATE_DATA_KEY = "heteroflow-job-variables"
+_BEFORE_KEY = "heteroflow-job-variables-before"
 _SHOWING_SECONDS = 0.5
 
 
@@ -57,18 +62,41 @@ def has_stood_still(before: FlowRun, now: FlowRun) -> bool:
     return before.state.id == now.state.id
 
 
+def is_waiting_pause(state: State[Any]) -> bool:
+    """Whether a flow waits in its process for Resume (`pause_flow_run`): it is not suspended."""
+    paused = state.type is StateType.PAUSED and not state.state_details.pause_reschedule
+    return paused and state.name != ESCALATED
+
+
 def is_attempt_run(flow_run: FlowRun) -> bool:
     """It was created by a worker to carry an attempt of another run."""
     return TASK_ID_LABEL in flow_run.labels
 
 
 def job_variables_of(flow_run: FlowRun) -> dict[str, Any]:
-    """The run's job variables, those of its next attempt among them."""
-    variables = dict(flow_run.job_variables or {})
+    """The run's job variables, those of its next attempt among them, and a person's edits of it."""
+    own = dict(flow_run.job_variables or {})
     data = None if flow_run.state is None else flow_run.state.data
-    if isinstance(data, Mapping):
-        variables.update(data.get(_STATE_DATA_KEY) or {})
-    return variables
+    if not isinstance(data, Mapping) or not data.get(_STATE_DATA_KEY):
+        return own
+    planned, before = data[_STATE_DATA_KEY], data.get(_BEFORE_KEY)
+    if before is None:  # planned by an earlier version
+        return {**own, **planned}
+    return with_edits(planned, before=before, now=own)
+
+
+def carries_job_variables(flow_run: FlowRun) -> bool:
+    """Whether `job_variables_of` knows those of the planned attempt.
+
+    They are lost where the server puts another state in the place of `AwaitingRetry`.
+    """
+    data = None if flow_run.state is None else flow_run.state.data
+    return isinstance(data, Mapping) and bool(data.get(_STATE_DATA_KEY))
+
+
+def _carrying(state: State[Any], variables: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    data = {_STATE_DATA_KEY: variables, _BEFORE_KEY: own}
+    return {**state_as_json(state), "data": data}
 
 
 async def await_retry(
@@ -89,7 +117,9 @@ async def await_retry(
     # with 503, again and again when many runs fail at once. And no worker can take the run with
     # its old variables in between.
     state: State[Any] = AwaitingRetry(scheduled_time=due, message=message)
-    body = {**state_as_json(state), "data": {_STATE_DATA_KEY: job_variables}}
+    # Read anew: after a retry in place, `flow_run` has the variables that were planned for that.
+    own = (await client.read_flow_run(flow_run.id)).job_variables or {}
+    body = _carrying(state, job_variables, own)
     return await set_state_once(client, flow_run.id, body)
 
 
@@ -114,7 +144,7 @@ async def _give_back(
     state: State[Any] = AwaitingRetry(scheduled_time=due, message=message)
     state.name = name
     # Whoever takes the run next needs what the state carried that it was taken from.
-    body = {**state_as_json(state), "data": {_STATE_DATA_KEY: job_variables_of(flow_run)}}
+    body = _carrying(state, job_variables_of(flow_run), flow_run.job_variables or {})
     return await set_state_once(client, flow_run.id, body)
 
 
@@ -125,6 +155,21 @@ def waits_for_own_retry(flow_run: FlowRun) -> bool:
     """
     state, policy = flow_run.state, flow_run.empirical_policy
     return state is not None and state.is_scheduled() and policy.retry_type == "in_process"
+
+
+async def suspend_paused(client: PrefectClient, flow_run: FlowRun, *, message: str) -> None:
+    """Let Resume schedule a run that was paused: the process that waited for it is gone.
+
+    Nothing is done if the run is in another state by now.
+    """
+    now = await client.read_flow_run(flow_run.id)
+    if now.state is None or not has_stood_still(flow_run, now):
+        return
+    paused = state_as_json(now.state)
+    paused["message"] = message
+    paused["state_details"]["pause_reschedule"] = True
+    # The rules pause only what runs, and suspend no subflow.
+    await set_state_once(client, flow_run.id, paused, force=True)
 
 
 async def spare_own_retries(client: PrefectClient, flow_run: FlowRun) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import wait_until
+from tests.support.counting_proxy import CountingProxy
 from tests.support.docker_engine import DockerEngine
+from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, StartWorker, Worker
 
 POOL = "docker-adopt"
@@ -69,6 +71,43 @@ def test_container_that_was_killed_for_memory_meanwhile_is_retried_with_more(
         ("CpuOutOfMemory", 64),
         (None, 128),
     ]
+
+
+def test_slot_of_a_concurrency_limit_is_renewed_after_the_restart_too(
+    server: PrefectServer,
+    api: Api,
+    docker_worker: StartWorker,
+    engine: DockerEngine,
+    plain_image: str,
+    tmp_path: Path,
+) -> None:
+    renewed = "POST /v2/concurrency_limits/leases/{id}/renew"
+    variables = {
+        "image": plain_image,
+        "memory_mb": 64,
+        "volumes": [f"{tmp_path}:{tmp_path}"],
+        "command": f"sh -c 'until [ -e {tmp_path}/gate ]; do sleep 0.1; done'",
+    }
+    with CountingProxy(port=server.port) as proxy:
+        through = {"PREFECT_API_URL": f"http://127.0.0.1:{proxy.port}/api"}
+        with docker_worker(engine, pool=POOL, node="adopt-slot", settings=through) as worker:
+            flow = api.deploy(
+                "host_oom", POOL, name="slot", job_variables=variables, concurrency_limit=1
+            )
+            run = api.submit(flow)
+            for count in (1, 2):
+                wait_until(
+                    lambda n=count: [it.kind for it in proxy.requests].count(renewed) == n,
+                    what=f"renewal {count}",
+                    timeout_seconds=60,
+                )
+                if count == 1:
+                    worker.kill()
+                    worker.start()
+            (tmp_path / "gate").touch()
+            assert api.wait_end(run).name == "Completed"
+    statuses = [it.status for it in proxy.requests if it.kind == renewed]
+    assert statuses == [204, 204]
 
 
 def test_row_that_the_killed_worker_had_not_written_says_what_memory_the_attempt_had(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State, StateDetails, StateType
 
 from prefect_heteroflow.attempts.backend import AttemptEnd
 from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
@@ -30,7 +30,7 @@ CASES = [
     ("flow that crashed by a kill", False, StateType.CRASHED, KILLED, Outcome.FAILED),
     ("flow that a stop ended", False, StateType.CRASHED, AttemptEnd(exit_code=143), Outcome.FAILED),
     ("suspended flow", False, StateType.PAUSED, CLEAN, Outcome.LEFT_TO_PREFECT),
-    ("paused flow that was killed", False, StateType.PAUSED, KILLED, Outcome.FAILED),
+    ("suspended flow that was killed", False, StateType.PAUSED, KILLED, Outcome.FAILED),
     ("rescheduled flow", False, StateType.SCHEDULED, CLEAN, Outcome.LEFT_TO_PREFECT),
     ("cancelling flow", False, StateType.CANCELLING, AttemptEnd(exit_code=143), Outcome.CANCELLED),
     ("cancelled flow", False, StateType.CANCELLED, KILLED, Outcome.CANCELLED),
@@ -71,9 +71,27 @@ CASES = [
 def test_end_is_judged(
     is_plain_job: bool, kind: StateType, end: AttemptEnd, outcome: Outcome
 ) -> None:
-    found = outcome_of(
-        end=end, state=State(type=kind), is_plain_job=is_plain_job, cancel_requested=False
-    )
+    state: State = State(type=kind, state_details=StateDetails(pause_reschedule=True))
+    found = outcome_of(end=end, state=state, is_plain_job=is_plain_job, cancel_requested=False)
+    assert found is outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "outcome"),
+    [
+        ("Paused", CLEAN, Outcome.ENDED_IN_PAUSE),
+        ("Paused", AttemptEnd(signal=9), Outcome.ENDED_IN_PAUSE),
+        ("Paused", AttemptEnd(lost=True), Outcome.ENDED_IN_PAUSE),
+        ("Paused", KILLED, Outcome.FAILED),
+        ("Paused", AttemptEnd(exit_code=1), Outcome.FAILED),
+        ("Escalated", CLEAN, Outcome.LEFT_TO_PREFECT),
+    ],
+)
+def test_end_of_a_flow_that_waited_in_its_process_is_no_suspension(
+    name: str, end: AttemptEnd, outcome: Outcome
+) -> None:
+    state: State = State(type=StateType.PAUSED, name=name)
+    found = outcome_of(end=end, state=state, is_plain_job=False, cancel_requested=False)
     assert found is outcome
 
 

@@ -80,3 +80,15 @@ def test_variables_of_the_next_attempt_travel_with_the_state(api: Api, worker: W
     states = api.get(f"/flow_run_states/?flow_run_id={run}")
     (waiting,) = [state for state in states if state["name"] == "AwaitingRetry"]
     assert waiting["data"]["heteroflow-job-variables"]["memory_mb"] == 400
+
+
+def test_edited_job_variables_of_a_run_that_waits_count_for_its_next_attempt(
+    api: Api, worker: Worker
+) -> None:
+    """Also less memory than was planned."""
+    run = failed_once(api, "edited", retry_delay=14, retry_jitter=0)
+    api.wait_state(run, "AwaitingRetry")
+    variables = api.run(run)["job_variables"]
+    api.patch(f"/flow_runs/{run}", {"job_variables": {**variables, "memory_mb": 300}})
+    assert api.wait_end(run).name == "Completed"
+    assert [row["memory_mb"] for row in api.rows(run)] == [512, 300]

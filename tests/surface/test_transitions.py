@@ -62,6 +62,16 @@ async def test_running_run_is_scheduled_again_with_new_job_variables(
     assert run.state.state_details.scheduled_time <= utc_now() + timedelta(seconds=1)
 
 
+async def test_edit_of_a_run_that_waits_for_its_retry_wins_over_what_was_planned(
+    client: PrefectClient, run_id: UUID
+) -> None:
+    await client.set_flow_run_state(run_id, Running(), force=True)
+    assert await retried(client, run_id, memory_mb=128, gpu_count=1)
+    await client.update_flow_run(run_id, job_variables={"memory_mb": 100})
+    run = await client.read_flow_run(run_id)
+    assert transitions.job_variables_of(run) == {"memory_mb": 100, "gpu_count": 1}
+
+
 async def test_own_retries_of_a_run_are_raised_along(client: PrefectClient, run_id: UUID) -> None:
     run = await client.read_flow_run(run_id)
     policy = run.empirical_policy.model_copy(update={"retries": 1})

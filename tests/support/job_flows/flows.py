@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from prefect import flow, get_run_logger, task
+from prefect.flow_runs import pause_flow_run
 from prefect.runtime import flow_run as runtime
 
 from prefect_heteroflow import current_attempt
@@ -264,6 +265,14 @@ def sleepy(notes: str, seconds: float = 600.0) -> None:
         time.sleep(seconds)
     finally:
         note(notes, "cleaned up")
+
+
+@flow
+def pauses(notes: str) -> str:
+    """Waits in its process for Resume."""
+    note(notes, f"started {os.getpid()}")
+    pause_flow_run(timeout=600, poll_interval=1)
+    return "resumed"
 
 
 @flow
