@@ -20,7 +20,13 @@ from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
 from prefect_heteroflow.core.near_names import doubtful_variables
 from prefect_heteroflow.core.resources import Cluster, Resources
-from prefect_heteroflow.core.routing import STARTS_CONTAINERS, NoRoute, is_declared, route
+from prefect_heteroflow.core.routing import (
+    OUR_WORKER_TYPES,
+    STARTS_CONTAINERS,
+    NoRoute,
+    is_declared,
+    route,
+)
 from prefect_heteroflow.core.user_rules import combine_user_rules
 from prefect_heteroflow.core.valid_text import storable
 from prefect_heteroflow.job_configuration import check_command
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 DEFAULT_DEPLOYMENT = f"{container_job.name}/{DEPLOYMENT_NAME}"
-POOL_TYPES = ("heteroflow", "heteroflow-process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +256,7 @@ async def _read_pool(client: PrefectClient, name: str) -> WorkPool:
         raise _refused(
             f"There is no work pool {name!r}. {await _pools_there_are(client)}"
         ) from None
-    if pool.type not in POOL_TYPES:
+    if pool.type not in OUR_WORKER_TYPES:
         raise _refused(
             f"Work pool {name!r} has the type {pool.type!r}, which neither limits memory nor"
             f" retries. {await _pools_there_are(client)}"
@@ -261,7 +266,7 @@ async def _read_pool(client: PrefectClient, name: str) -> WorkPool:
 
 async def _pools_there_are(client: PrefectClient) -> str:
     pools = await client.read_work_pools()
-    names = sorted(pool.name for pool in pools if pool.type in POOL_TYPES)
+    names = sorted(pool.name for pool in pools if pool.type in OUR_WORKER_TYPES)
     if names:
         return f"Pools that can take it: {', '.join(names)}."
     return "Create one with `prefect work-pool create NAME --type heteroflow`."
