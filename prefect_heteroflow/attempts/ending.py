@@ -21,6 +21,7 @@ from prefect_heteroflow.attempts.next_attempt import (
     next_job_variables,
     planned_row,
 )
+from prefect_heteroflow.attempts.outcome import left_to_prefect_text
 from prefect_heteroflow.attempts.restarts import ask_breakers, tell_breakers
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.breaker import Verdict
@@ -109,12 +110,9 @@ class AttemptEnding:
 
     async def left_to_prefect(self) -> None:
         """The flow paused itself, or Prefect runs it again: not an end of the task."""
+        decision = left_to_prefect_text(self.flow_run)
         await self._write(
-            dataclasses.replace(
-                self.row,
-                status=AttemptStatus.SUSPENDED,
-                decision="The flow suspended itself; Prefect goes on with it.",
-            )
+            dataclasses.replace(self.row, status=AttemptStatus.SUSPENDED, decision=decision)
         )
 
     async def ended_by_itself(self, diagnosis: Diagnosis) -> None:
