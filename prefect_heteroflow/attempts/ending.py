@@ -25,6 +25,7 @@ from prefect_heteroflow.attempts.outcome import left_to_prefect_text
 from prefect_heteroflow.attempts.restarts import ask_breakers, tell_breakers
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.breaker import Verdict
+from prefect_heteroflow.core.decide import why_no_retry
 from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.policy import (
@@ -118,8 +119,11 @@ class AttemptEnding:
     async def ended_by_itself(self, diagnosis: Diagnosis) -> None:
         """The flow reported its own failure: its state stands."""
         state = self.flow_run.state
-        message = None if state is None else state.message
-        await self._write(self._last_row(diagnosis, f"Stopped: {message}"), failed=True)
+        decision = f"Stopped: {None if state is None else state.message}"
+        why = why_no_retry(diagnosis, self.policy, current_series(self.history))
+        if why is not None:
+            decision = f"{decision.rstrip('. ')}; {why}"
+        await self._write(self._last_row(diagnosis, decision), failed=True)
         self._emit(diagnosis, "stop")
         await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
         await self._hand_over()
