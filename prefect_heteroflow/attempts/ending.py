@@ -225,6 +225,7 @@ class AttemptEnding:
             self.task_id,
             waiting.hold,
             message=waiting.message,
+            reason=waiting.reason,
             job_variables=self._next_variables(decision),
             moves=decision.place.pool != self._pool,
             was_cancelled=self.was_cancelled,
