@@ -21,9 +21,11 @@ from prefect_heteroflow.attempts.next_attempt import (
     next_job_variables,
     planned_row,
 )
+from prefect_heteroflow.attempts.outcome import left_to_prefect_text
 from prefect_heteroflow.attempts.restarts import ask_breakers, tell_breakers
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, current_series
 from prefect_heteroflow.core.breaker import Verdict
+from prefect_heteroflow.core.decide import why_no_retry
 from prefect_heteroflow.core.endings import message_with_line
 from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.policy import (
@@ -123,12 +125,9 @@ class AttemptEnding:
 
     async def left_to_prefect(self) -> None:
         """The flow paused itself, or Prefect runs it again: not an end of the task."""
+        decision = left_to_prefect_text(self.flow_run)
         await self._write(
-            dataclasses.replace(
-                self.row,
-                status=AttemptStatus.SUSPENDED,
-                decision="The flow suspended itself; Prefect goes on with it.",
-            )
+            dataclasses.replace(self.row, status=AttemptStatus.SUSPENDED, decision=decision)
         )
 
     async def ended_in_pause(self) -> None:
@@ -142,8 +141,11 @@ class AttemptEnding:
     async def ended_by_itself(self, diagnosis: Diagnosis) -> None:
         """The flow reported its own failure: its state stands."""
         state = self.flow_run.state
-        message = None if state is None else state.message
-        await self._write(self._last_row(diagnosis, f"Stopped: {message}"), failed=True)
+        decision = f"Stopped: {None if state is None else state.message}"
+        why = why_no_retry(diagnosis, self.policy, current_series(self.history))
+        if why is not None:
+            decision = f"{decision.rstrip('. ')}; {why}"
+        await self._write(self._last_row(diagnosis, decision), failed=True)
         self._emit(diagnosis, "stop")
         await tell_breakers(self.worker, self.task_id, self.row.attempt, Verdict.FAILED)
         await self._hand_over()
@@ -245,6 +247,7 @@ class AttemptEnding:
             self.task_id,
             waiting.hold,
             message=waiting.message,
+            reason=waiting.reason,
             job_variables=self._next_variables(decision),
             moves=decision.place.pool != self._pool,
             was_cancelled=self.was_cancelled,

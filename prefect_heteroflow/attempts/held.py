@@ -27,6 +27,7 @@ from prefect_heteroflow.orchestration.breaker_store import (
     note_approval,
     note_outcome,
     read_breakers,
+    read_holding,
 )
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_many_attempts
@@ -48,6 +49,7 @@ async def hold_back(
     hold: approval.Hold,
     *,
     message: str,
+    reason: str,
     job_variables: dict[str, Any],
     moves: bool,
     was_cancelled: Callable[[], bool],
@@ -60,6 +62,8 @@ async def hold_back(
         task_id: Its front run.
         hold: The breakers, and the planned attempt.
         message: Of the state in which it waits.
+        reason: Why, for the run of the failed attempt where that is another one: it ends, and
+            nobody can resume it.
         job_variables: Those of the planned attempt.
         moves: The planned attempt is on another pool: then the front run waits, and creates it,
             and the run of the failed attempt ends.
@@ -81,10 +85,11 @@ async def hold_back(
     if not parked or was_cancelled():
         return False
     if run.id != flow_run.id:
-        ended = transitions.ended_state(transitions.ATTEMPT_FAILED, message)
+        text = f"{reason} The next attempt waits for approval in run {run.name}."
+        ended = transitions.ended_state(transitions.ATTEMPT_FAILED, text)
         await transitions.finish(client, flow_run.id, ended, force=True)
     elif not is_front:
-        await held_fronts.say_held(client, run, hold.keys)
+        await held_fronts.say_held(client, run, await read_holding(client, hold.keys))
     return True
 
 

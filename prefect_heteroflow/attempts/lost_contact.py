@@ -37,6 +37,7 @@ from prefect_heteroflow.core.contact import (
     look,
 )
 from prefect_heteroflow.core.resources import Cluster
+from prefect_heteroflow.core.routing import OUR_WORKER_TYPES
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.heartbeats import last_heartbeat
@@ -47,8 +48,6 @@ from prefect_heteroflow.orchestration.run_pages import read_runs_under_way
 if TYPE_CHECKING:
     from prefect_heteroflow.retrying_worker import RetryingWorker
 
-OUR_WORKER_TYPES = ("heteroflow", "heteroflow-process")
-"""Work pools of other types have workers of their own, whose runs are none of ours."""
 # Longer than settling an attempt takes while the API answers.
 _LEASE_SECONDS = 120.0
 # Looks come with `reconcile`, about every 15 s.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import Enum
 
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from prefect_heteroflow.attempts.backend import AttemptEnd
 from prefect_heteroflow.orchestration.transitions import is_waiting_pause
@@ -68,6 +68,23 @@ def outcome_of(
     if kind in (StateType.PAUSED, StateType.SCHEDULED) and end.exit_code == 0:
         return Outcome.LEFT_TO_PREFECT
     return Outcome.FAILED
+
+
+def left_to_prefect_text(flow_run: FlowRun) -> str:
+    """What follows a clean end after which the run is paused or scheduled, for a person.
+
+    Args:
+        flow_run: With its state of now.
+    """
+    state = flow_run.state
+    if state is None or state.type is not StateType.PAUSED:
+        return "Prefect has scheduled it again, and goes on with it."
+    until = state.state_details.pause_timeout
+    ends = "" if until is None else f" At {until.isoformat(timespec='seconds')} it fails."
+    return (
+        "The flow suspended itself: it goes on after Resume on its page, or"
+        f" `prefect.flow_runs.resume_flow_run('{flow_run.id}')` in Python.{ends}"
+    )
 
 
 def _was_killed(end: AttemptEnd) -> bool:

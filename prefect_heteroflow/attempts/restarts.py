@@ -17,7 +17,12 @@ from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.policy import Retry
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.orchestration.approval import Hold, hold_of, waiting_message
-from prefect_heteroflow.orchestration.breaker_store import BreakerBusy, admit_retry, note_outcome
+from prefect_heteroflow.orchestration.breaker_store import (
+    BreakerBusy,
+    admit_retry,
+    note_outcome,
+    read_holding,
+)
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.held_fronts import say_goes_on
 from prefect_heteroflow.orchestration.transitions import is_attempt_run
@@ -32,7 +37,10 @@ class Waiting:
     """A retry that a breaker holds."""
 
     hold: Hold
+    reason: str
+    """Why the attempt before failed, and why the breaker is open."""
     message: str
+    """Of the run that waits: the reason, what holds it, and how it is let go on."""
 
 
 async def ask_breakers(
@@ -87,7 +95,12 @@ async def ask_breakers(
     if not isinstance(answer, Held):
         return None
     reason = f"{diagnosis.failure.value}: {diagnosis.reason} {answer.reason}"
-    return Waiting(hold=Hold(holder=holder, keys=keys), message=waiting_message(reason, keys))
+    holding = await read_holding(worker.client, keys)
+    return Waiting(
+        hold=Hold(holder=holder, keys=keys),
+        reason=reason,
+        message=waiting_message(reason, holding),
+    )
 
 
 async def tell_breakers(

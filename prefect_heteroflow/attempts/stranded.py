@@ -25,13 +25,12 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from prefect_heteroflow.attempts.guard import Guard
-from prefect_heteroflow.attempts.lost_contact import OUR_WORKER_TYPES
 from prefect_heteroflow.attempts.next_attempt import never_started_row
 from prefect_heteroflow.attempts.reconcile import create_planned, number_of
 from prefect_heteroflow.attempts.rerouting import elsewhere
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
 from prefect_heteroflow.core.resources import Cluster
-from prefect_heteroflow.core.routing import awaited_nodes
+from prefect_heteroflow.core.routing import OUR_WORKER_TYPES, awaited_nodes
 from prefect_heteroflow.orchestration import transitions
 from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import read_many_attempts, write_attempts

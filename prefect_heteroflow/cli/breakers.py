@@ -64,11 +64,20 @@ def ls(
 @breaker_app.command("reset")
 @api_errors()
 def reset(
-    key: Annotated[str, typer.Argument(help="The breaker, as `ls` names it.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="BREAKER",
+            help="The breaker, as `ls` names it; or FLOW/DEPLOYMENT: all breakers of it.",
+            show_default=False,
+        ),
+    ],
 ) -> None:
-    """Close a breaker; the runs that only it holds go on."""
-    released = asyncio.run(_reset(key))
-    typer.echo(f"Breaker {key} is closed. Runs that go on: {len(released)}.")
+    """Close a breaker, or all of a deployment; the runs that only they hold go on."""
+    keys, released = asyncio.run(_reset(name))
+    for key in keys:
+        typer.echo(f"Breaker {key} is closed.")
+    typer.echo(f"Runs that go on: {len(released)}.")
     for run in released:
         typer.echo(f"  {run.name} ({run.id})")
 
@@ -116,7 +125,22 @@ async def _deployment_name(client: PrefectClient, key: str) -> str | None:
     return f"{flow.name}/{deployment.name}"
 
 
-async def _reset(key: str) -> list[FlowRun]:
+async def _keys_of(client: PrefectClient, name: str, known: Sequence[str]) -> list[str]:
+    """The breakers that a person names by key, or by the name of their deployment."""
+    from prefect.exceptions import ObjectNotFound
+
+    if name in known:
+        return [name]
+    if name.count("/") != 1:
+        return []
+    try:
+        deployment = await client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return []
+    return [key for key in known if key.startswith(f"deployment:{deployment.id}:")]
+
+
+async def _reset(name: str) -> tuple[list[str], list[FlowRun]]:
     from prefect_heteroflow.attempts.held import release_held
     from prefect_heteroflow.core import breaker
     from prefect_heteroflow.orchestration.breaker_store import change_breaker, read_breakers
@@ -128,12 +152,14 @@ async def _reset(key: str) -> list[FlowRun]:
     closed = breaker.reset("Reset by a person.")
     async with api_client() as client:
         known = [record.key for record in await read_breakers(client)]
-        if key not in known:
+        keys = await _keys_of(client, name, known)
+        if not keys:
             there = f"There are: {', '.join(known)}." if known else "There is none yet."
-            raise CommandError(f"There is no breaker {key!r}. {there}", exit_code=EXIT_REFUSED)
+            raise CommandError(f"There is no breaker {name!r}. {there}", exit_code=EXIT_REFUSED)
         now = utc_now()  # now that the server has told its time
-        await change_breaker(client, key, lambda _: (closed, None), now=now)
-        return await release_held(client, policy=policy, now=now)
+        for key in keys:
+            await change_breaker(client, key, lambda _: (closed, None), now=now)
+        return keys, await release_held(client, policy=policy, now=now)
 
 
 async def _approve(run: str) -> FlowRun:

@@ -110,7 +110,11 @@ def list_pools(
 async def _tag(
     name: str, memory_mb: int | None, gpu_memory_mb: int | None, gpu_count: int | None
 ) -> Pool:
-    from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, tag_pool
+    from prefect_heteroflow.orchestration.pool_tags import (
+        PoolNotFound,
+        PoolOfAnotherType,
+        tag_pool,
+    )
 
     if memory_mb is None and gpu_memory_mb is None and gpu_count is None:
         raise CommandError(
@@ -128,7 +132,7 @@ async def _tag(
                 gpu_count=gpu_count,
                 liveness_seconds=liveness,
             )
-        except PoolNotFound as error:
+        except (PoolNotFound, PoolOfAnotherType) as error:
             raise CommandError(str(error), exit_code=EXIT_REFUSED) from error
 
 
@@ -180,7 +184,15 @@ def pools_table(registry: Registry) -> FittingTable:
 def _pool_text(pool: Pool) -> Text:
     from rich.text import Text
 
-    return Text.assemble(pool.name, ("\n(paused)", "yellow") if pool.paused else "")
+    from prefect_heteroflow.core.routing import OUR_WORKER_TYPES
+
+    # Not left to the column `type`, which a narrow terminal has no room for.
+    is_ours = pool.worker_type in OUR_WORKER_TYPES
+    return Text.assemble(
+        pool.name,
+        ("\n(paused)", "yellow") if pool.paused else "",
+        "" if is_ours else ("\n(no worker of ours)", "yellow"),
+    )
 
 
 def _nodes_text(registry: Registry, pool: str) -> Text:

@@ -10,6 +10,7 @@ from uuid import UUID
 import typer
 
 from prefect_heteroflow.cli.api_errors import CommandError, api_client, api_errors
+from prefect_heteroflow.cli.nodes import liveness_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ def retries(
     ] = False,
 ) -> None:
     """Show every attempt of a run: where, with what, why it failed, what was decided."""
-    found, attempts, waiting, hint = asyncio.run(_load(run))
+    found, attempts, waiting, notes = asyncio.run(_load(run))
     # Imported late, as everything that needs Prefect: `--help` shall be quick.
     from prefect_heteroflow.core.attempts import retries_report
     from prefect_heteroflow.orchestration.transitions import task_id_of
@@ -55,24 +56,36 @@ def retries(
 
     title = f"{found.name} ({found.id}): {found.state_name or 'no state yet'}"
     if not attempts:
-        typer.echo(f"{title}\nNo heteroflow worker has taken this run yet.{hint}")
+        typer.echo("\n".join((title, *notes)))
         return
-    told = [] if waiting is None else [Text(it) for it in _waiting_lines(waiting, found, attempts)]
-    show(Text(title, style="bold"), *attempt_parts(attempts), *told)
+    told = [] if waiting is None else [*_waiting_lines(waiting, found, attempts), *notes]
+    show(Text(title, style="bold"), *attempt_parts(attempts), *map(Text, told))
 
 
-async def _load(run: str) -> tuple[FlowRun, list[Attempt], FlowRun | None, str]:
-    """The run, its attempts, the run that waits (see `_waiting_run`), and where others are."""
+async def _load(run: str) -> tuple[FlowRun, list[Attempt], FlowRun | None, list[str]]:
+    """The run, its attempts, the run that waits (see `_waiting_run`), and why nobody takes it."""
+    from prefect_heteroflow.cli.untaken import obstacles, why_untaken
+    from prefect_heteroflow.orchestration.clock import utc_now
     from prefect_heteroflow.orchestration.history import read_attempts
+    from prefect_heteroflow.orchestration.nodes import read_registry
     from prefect_heteroflow.orchestration.task_attempts import read_task_attempts
     from prefect_heteroflow.orchestration.transitions import task_id_of
 
+    liveness = liveness_seconds()
     async with api_client() as client:
         found = await find_run(client, run)
         attempts = await read_attempts(client, task_id_of(found))
-        has_tasks = not attempts and await read_task_attempts(client, found.id)
-        hint = f" `heteroflow attempts {found.id}` shows those of its tasks." if has_tasks else ""
-        return found, attempts, await _waiting_run(client, found, attempts), hint
+        waiting = await _waiting_run(client, found, attempts)
+        if attempts and waiting is None:
+            return found, attempts, None, []
+        registry = await read_registry(client, liveness_seconds=liveness)
+        now = utc_now()  # now that the server has told its time
+        if waiting is not None and attempts:
+            return found, attempts, waiting, obstacles(waiting, registry, now=now)
+        notes = why_untaken(found, registry, now=now)
+        if await read_task_attempts(client, found.id):
+            notes.append(f"`heteroflow attempts {found.id}` shows the attempts of its tasks.")
+        return found, attempts, waiting, notes
 
 
 async def _waiting_run(

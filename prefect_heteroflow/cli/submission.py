@@ -20,7 +20,16 @@ from prefect_heteroflow.core.image_reference import image_reference_problem
 from prefect_heteroflow.core.job_values import JobValueError, JobValues, parse_job_values
 from prefect_heteroflow.core.near_names import doubtful_variables
 from prefect_heteroflow.core.resources import Cluster, Resources
-from prefect_heteroflow.core.routing import STARTS_CONTAINERS, NoRoute, is_declared, route
+from prefect_heteroflow.core.routing import (
+    OUR_WORKER_TYPES,
+    STARTS_CONTAINERS,
+    NoRoute,
+    is_declared,
+    route,
+)
+from prefect_heteroflow.core.user_rules import combine_user_rules
+from prefect_heteroflow.core.valid_text import storable
+from prefect_heteroflow.job_configuration import check_command
 from prefect_heteroflow.orchestration.nodes import read_cluster
 
 if TYPE_CHECKING:
@@ -29,7 +38,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 DEFAULT_DEPLOYMENT = f"{container_job.name}/{DEPLOYMENT_NAME}"
-POOL_TYPES = ("heteroflow", "heteroflow-process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,11 @@ def check_request(request: JobRequest) -> CheckedRequest:
     """
     if not request.command.strip():
         raise _refused("--command is empty: give the command that the image shall run.")
+    typed = {"--command": (request.command,), "--env": request.env, "--name": (request.name or "",)}
+    for option, texts in typed.items():
+        if any(storable(text) != text for text in texts):
+            raise _refused(f"{option} is no UTF-8 text, which the Prefect API cannot store.")
+    _check_command(request.command)
     if request.image is not None and (problem := image_reference_problem(request.image)):
         raise _refused(problem)
     values = _parsed(request.values)
@@ -91,9 +104,47 @@ def _parsed(values: Mapping[str, object]) -> JobValues:
     settings = read_settings()
     defaults = {name: getattr(settings, name) for name in type(settings).model_fields}
     try:
-        return parse_job_values(values, defaults)
+        parsed = parse_job_values(values, defaults)
+        combine_user_rules(retry_on=parsed.retry_on, stop_on=parsed.stop_on)
+    except ValueError as error:
+        raise _refused(str(error)) from error
+    return parsed
+
+
+def _check_command(command: str) -> None:
+    try:
+        check_command(command)
     except JobValueError as error:
         raise _refused(str(error)) from error
+
+
+def _accepted(variables: Mapping[str, Any], pool: WorkPool) -> JobValues:
+    """What a worker of the pool would read of these variables, which it would refuse as we do.
+
+    Not the job configuration itself: to build it, blocks with secrets would be loaded. So what
+    stands for a block or a Variable is left to the worker.
+    """
+    read = {name: value for name, value in variables.items() if not _is_placeholder(value)}
+    image = read.get("image")
+    if STARTS_CONTAINERS[pool.type]:
+        if not variables.get("image"):
+            raise _refused(f"Pool {pool.name!r} starts containers: say which with --image.")
+        if isinstance(image, str) and (problem := image_reference_problem(image)):
+            raise _refused(problem)
+    if not isinstance(read.get("env", {}), Mapping):
+        raise _refused("The job variable env must map names to values: correct the deployment.")
+    return _parsed(read)
+
+
+def _is_placeholder(value: object) -> bool:
+    return isinstance(value, str) and "{{" in value
+
+
+def _defaults_of(pool: WorkPool) -> dict[str, Any]:
+    """What the pool's template says where neither deployment nor run does."""
+    properties = pool.base_job_template.get("variables", {}).get("properties", {})
+    given = {name: about.get("default") for name, about in properties.items()}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _typed(values: JobValues, name: str) -> int | str:
@@ -117,6 +168,8 @@ async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitte
     """
     request = checked.request
     deployment = await _find_deployment(client, request)
+    if deployment is not None:
+        await _check_runs_commands(client, deployment, request.deployment)
     pool_name = request.pool or (deployment.work_pool_name if deployment else None)
     if pool_name is None:
         raise _refused(
@@ -129,9 +182,7 @@ async def submit_job(client: PrefectClient, checked: CheckedRequest) -> Submitte
     pool = await _read_pool(client, pool_name)
     # The run's variables stand over the deployment's own.
     variables = {**(deployment.job_variables or {} if deployment else {}), **checked.job_variables}
-    resources = _parsed(variables).resources
-    if not variables.get("image") and STARTS_CONTAINERS[pool.type]:
-        raise _refused(f"Pool {pool.name!r} starts containers: say which with --image.")
+    resources = _accepted({**_defaults_of(pool), **variables}, pool).resources
     settings = read_settings()
     cluster = await read_cluster(client, liveness_seconds=settings.node_liveness_seconds)
     if problem := room_problem(resources, cluster, pool=pool.name, pool_type=pool.type):
@@ -184,6 +235,20 @@ async def _find_deployment(client: PrefectClient, request: JobRequest) -> Deploy
         ) from None
 
 
+async def _check_runs_commands(
+    client: PrefectClient, deployment: DeploymentResponse, name: str
+) -> None:
+    """Refuse a deployment that is there to run its flow: the command would take its place."""
+    flow = await client.read_flow(deployment.flow_id)
+    if flow.name == container_job.name or (deployment.job_variables or {}).get("command"):
+        return
+    raise _refused(
+        f"Deployment {name} runs the flow {flow.name!r}, and --command would take its place."
+        f" To run the flow: `prefect deployment run {name}`. To run the command: leave"
+        " --deployment out, or name a deployment that has a command of its own."
+    )
+
+
 async def _read_pool(client: PrefectClient, name: str) -> WorkPool:
     try:
         pool = await client.read_work_pool(name)
@@ -191,7 +256,7 @@ async def _read_pool(client: PrefectClient, name: str) -> WorkPool:
         raise _refused(
             f"There is no work pool {name!r}. {await _pools_there_are(client)}"
         ) from None
-    if pool.type not in POOL_TYPES:
+    if pool.type not in OUR_WORKER_TYPES:
         raise _refused(
             f"Work pool {name!r} has the type {pool.type!r}, which neither limits memory nor"
             f" retries. {await _pools_there_are(client)}"
@@ -201,7 +266,7 @@ async def _read_pool(client: PrefectClient, name: str) -> WorkPool:
 
 async def _pools_there_are(client: PrefectClient) -> str:
     pools = await client.read_work_pools()
-    names = sorted(pool.name for pool in pools if pool.type in POOL_TYPES)
+    names = sorted(pool.name for pool in pools if pool.type in OUR_WORKER_TYPES)
     if names:
         return f"Pools that can take it: {', '.join(names)}."
     return "Create one with `prefect work-pool create NAME --type heteroflow`."

@@ -143,6 +143,32 @@ def told_with_own_retries(
     return replace(decision, reason=f"{_cause(diagnosis)}; {follows}")
 
 
+def why_no_retry(
+    diagnosis: Diagnosis, policy: RetryPolicy, history: Sequence[Attempt]
+) -> str | None:
+    """Why an exception that the user wants to be retried is not; `None` for all others.
+
+    For a flow that ended by its own exception, of which nothing was left to decide.
+
+    Args:
+        diagnosis: Why the attempt failed.
+        policy: How the task is retried.
+        history: The attempts before the failed one.
+    """
+    if diagnosis.verdict != "retry":
+        return None
+    if (off := _retries_off(policy)) is not None:
+        return off
+    budget = _budget(diagnosis.failure, policy, history, never_started=False)
+    return budget.spent_text if budget.spent else None
+
+
+def _retries_off(policy: RetryPolicy) -> str | None:
+    if policy.retry_strategy is RetryStrategy.NO_RETRY:
+        return "retries are off (retry_strategy no_retry)"
+    return "retries are off (max_retries 0)" if policy.max_retries == 0 else None
+
+
 def _refusal(diagnosis: Diagnosis, policy: RetryPolicy) -> Stop | None:
     """The stop that needs no look at nodes, history and numbers."""
     failure, cause = diagnosis.failure, _cause(diagnosis)
@@ -154,11 +180,8 @@ def _refusal(diagnosis: Diagnosis, policy: RetryPolicy) -> Stop | None:
     ending = ending_without_retry(failure)
     if failure.group is FailureGroup.PERMANENT and diagnosis.verdict is None:
         return Stop(ending=ending, reason=f"{cause}; not retried, it would fail again")
-    if policy.retry_strategy is RetryStrategy.NO_RETRY:
-        return Stop(ending=ending, reason=f"{cause}; retries are off (retry_strategy no_retry)")
-    if policy.max_retries == 0:
-        return Stop(ending=ending, reason=f"{cause}; retries are off (max_retries 0)")
-    return None
+    off = _retries_off(policy)
+    return None if off is None else Stop(ending=ending, reason=f"{cause}; {off}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

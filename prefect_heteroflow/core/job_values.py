@@ -92,13 +92,21 @@ class JobValueError(ValueError):
 
 
 def parse_job_values(
-    values: Mapping[str, object], defaults: Mapping[str, object] = MappingProxyType({})
+    values: Mapping[str, object],
+    defaults: Mapping[str, object] = MappingProxyType({}),
+    *,
+    way_out: str = _FIX,
 ) -> JobValues:
     """The policy and resources that `values` ask for.
 
     A value that is missing or `None` is taken from `defaults`, and then from the policy's own
     defaults. Numbers may be given as text (`"4096"`), as a command line gives them. Names that
     are not ours are ignored.
+
+    Args:
+        values: What is said for this run.
+        defaults: What counts where it says nothing.
+        way_out: Where a person corrects it: the last sentence of the error.
 
     Raises:
         JobValueError: At least one value cannot be used.
@@ -135,7 +143,7 @@ def parse_job_values(
             FailureClass.INVALID_CONFIG if reader.problems else FailureClass.RESOURCE_LIMIT_EXCEEDED
         )
         text = "; ".join(reader.problems + too_large)
-        raise JobValueError(f"Values that cannot be used: {text}. {_FIX}", failure)
+        raise JobValueError(f"Values that cannot be used: {text}. {way_out}", failure)
     return JobValues(
         policy=policy,
         resources=resources,

@@ -18,6 +18,8 @@ STARTS_CONTAINERS: MappingProxyType[str, bool] = MappingProxyType(
     }
 )
 """Worker types whose kind is known: True starts containers, False starts processes."""
+OUR_WORKER_TYPES = ("heteroflow", "heteroflow-process")
+"""Work pools of other types have workers of their own, whose runs are none of ours."""
 
 _UNKNOWN_GPU_MB = 0
 """Size of a GPU that a pool declares without saying how large it is."""

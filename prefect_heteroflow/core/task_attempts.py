@@ -17,6 +17,8 @@ class ErrorType(str, Enum):
     TASK_NOT_PORTABLE = "TASK_NOT_PORTABLE"
     """Arguments, value or body could not be sent between processes."""
     TASK_TIMED_OUT = "TASK_TIMED_OUT"
+    TASK_REQUIREMENTS_REFUSED = "TASK_REQUIREMENTS_REFUSED"
+    """What the task requires cannot be used: a value of `requires` is above a limit."""
     NO_PLACE = "NO_PLACE"
     """No node has what the task requires."""
 

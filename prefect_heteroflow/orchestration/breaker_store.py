@@ -25,6 +25,7 @@ from prefect_heteroflow.core.breaker import (
     Admitted,
     Breaker,
     BreakerPolicy,
+    BreakerStatus,
     Held,
     Verdict,
     admit,
@@ -56,6 +57,7 @@ __all__ = [
     "note_approval",
     "note_outcome",
     "read_breakers",
+    "read_holding",
 ]
 
 KEEP_SUPERSEDED = timedelta(minutes=15)
@@ -201,6 +203,20 @@ async def read_breakers(client: PrefectClient) -> tuple[BreakerRecord, ...]:
             if known is None or known.generation < record.generation:
                 newest[record.key] = record
     return tuple(newest[key] for key in sorted(newest))
+
+
+async def read_holding(client: PrefectClient, keys: Sequence[str]) -> tuple[str, ...]:
+    """Those of a held run's breakers that are not closed; all, if none is open any more.
+
+    Raises:
+        httpx.HTTPError: The API failed.
+    """
+    not_closed = {
+        record.key
+        for record in await read_breakers(client)
+        if record.breaker.status is not BreakerStatus.CLOSED
+    }
+    return tuple(key for key in keys if key in not_closed) or tuple(keys)
 
 
 async def change_breaker(

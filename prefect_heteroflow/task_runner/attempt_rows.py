@@ -17,6 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus, exit_status, to_markdown
+from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.task_attempts import ErrorType, TaskAttempt, to_task_row
 from prefect_heteroflow.orchestration.history import summary_key, table_key
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import TaskRun
 
-    from prefect_heteroflow.core.failures import Diagnosis
+    from prefect_heteroflow.core.job_values import JobValueError
     from prefect_heteroflow.core.policy import Decision
     from prefect_heteroflow.core.resources import Resources
     from prefect_heteroflow.task_runner.attempts_elsewhere import TaskOutcome
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 TABLE_DESCRIPTION = "Every attempt of this task run. Sizes are in MB (MiB), times in UTC."
 SUMMARY_DESCRIPTION = "What happened to this task run, attempt by attempt."
 
+_REFUSED_RULE = "requirements"
 _ERROR_TYPES = {
     "raised": ErrorType.TASK_EXECUTION_EXCEPTION,
     "died": ErrorType.WORKER_DIED,
@@ -41,6 +43,11 @@ _ERROR_TYPES = {
     "timed_out": ErrorType.TASK_TIMED_OUT,
     "refused": ErrorType.NO_PLACE,
 }
+
+
+def diagnosis_of_refusal(error: JobValueError) -> Diagnosis:
+    """Why a task was not run whose requirements cannot be used: no place was looked for."""
+    return Diagnosis(failure=error.failure, rule=_REFUSED_RULE, reason=str(error))
 
 
 def attempt_of(
@@ -87,8 +94,14 @@ def attempt_of(
         task_run_id=str(task_run.id),
         name=task_run.name,
         row=row,
-        error_type=None if diagnosis is None else _ERROR_TYPES[outcome.kind].value,
+        error_type=None if diagnosis is None else _error_type(outcome, diagnosis).value,
     )
+
+
+def _error_type(outcome: TaskOutcome, diagnosis: Diagnosis) -> ErrorType:
+    if diagnosis.rule == _REFUSED_RULE:
+        return ErrorType.TASK_REQUIREMENTS_REFUSED
+    return _ERROR_TYPES[outcome.kind]
 
 
 class AttemptRows:

@@ -15,6 +15,8 @@ from prefect_heteroflow.core.resources import DEFAULT_MEMORY_MB, Resources
 from prefect_heteroflow.core.task_requirements import Requirements
 from prefect_heteroflow.core.user_rules import UserRule, combine_user_rules
 
+_WAY_OUT = "Correct what the task says (`requires`, `retries`), or the settings, and run it again."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRules:
@@ -70,7 +72,7 @@ def retry_rules(
         values["max_retries"] = task_retries
     if requirements.memory_mb is None:
         values["memory_mb"] = max(MIN_MEMORY_MB, min(DEFAULT_MEMORY_MB, home_memory_mb))
-    parsed = parse_job_values(values, defaults)
+    parsed = parse_job_values(values, defaults, way_out=_WAY_OUT)
     return RetryRules(
         policy=parsed.policy,
         resources=parsed.resources,

@@ -180,12 +180,12 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
             return super().submit(task, parameters, wait_for, dependencies)
         places = self._started_places()
         requirements = requirements_of(task.fn, self._requirements)
-        refusal: str | None = None
+        refusal: JobValueError | None = None
         try:
             rules = self._rules_of(requirements, task.retries)
         except JobValueError as error:
             # What one task asks for is an error of that task; the flow goes on.
-            refusal, rules = str(error), self._rules_of(Requirements(), 0)
+            refusal, rules = error, self._rules_of(Requirements(), 0)
         assert self._children is not None  # as the places
         expect_no_more = self._children.expect_no_more
         number = self._children.next_number(

@@ -29,7 +29,11 @@ from prefect_heteroflow.core.task_places import (
     has_text,
     is_at_home,
 )
-from prefect_heteroflow.task_runner.attempt_rows import AttemptRows, attempt_of
+from prefect_heteroflow.task_runner.attempt_rows import (
+    AttemptRows,
+    attempt_of,
+    diagnosis_of_refusal,
+)
 from prefect_heteroflow.task_runner.attempts_elsewhere import (
     TaskCall,
     TaskOutcome,
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import State, TaskRun
 
+    from prefect_heteroflow.core.job_values import JobValueError
     from prefect_heteroflow.core.task_requirements import Requirements
     from prefect_heteroflow.task_runner.retry_rules import RetryRules
 
@@ -79,7 +84,7 @@ class TaskLife:
         requirements: Requirements,
         places: Places,
         number: int,
-        refusal: str | None = None,
+        refusal: JobValueError | None = None,
     ) -> None:
         self._task = task
         self._number = number
@@ -156,7 +161,8 @@ class TaskLife:
         self.engine_task.timeout_seconds = None
         call = self._call()
         if self._refusal is not None:
-            return self._refused(self._refusal)
+            refused = self._refused(str(self._refusal))
+            return replace(refused, diagnosis=diagnosis_of_refusal(self._refusal))
         self._is_beside = False
         if (
             isinstance(planned, Retry)
@@ -297,6 +303,8 @@ class TaskLife:
         return Cancelled(message="The flow run was cancelled while this task ran.")
 
     def _diagnose(self, outcome: TaskOutcome) -> Diagnosis:
+        if outcome.diagnosis is not None:
+            return outcome.diagnosis
         if outcome.kind in ("refused", "unportable"):
             refused = outcome.kind == "refused"
             return Diagnosis(
@@ -306,8 +314,6 @@ class TaskLife:
                 rule="no-node-fits" if refused else "not-portable",
                 reason=outcome.text,
             )
-        if outcome.diagnosis is not None:
-            return outcome.diagnosis
         return self._rules.diagnose(outcome.evidence or Evidence())
 
     def _should_retry(self, task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> Any:

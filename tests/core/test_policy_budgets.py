@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from prefect_heteroflow.core.attempts import AttemptStatus
+from prefect_heteroflow.core.decide import why_no_retry
+from prefect_heteroflow.core.failures import Diagnosis
 from prefect_heteroflow.core.failures import FailureClass as C
 from prefect_heteroflow.core.policy import Ending, RetryPolicy, RetryStrategy, delay_seconds
 from prefect_heteroflow.core.resources import Resources
@@ -185,3 +187,22 @@ def test_policy_takes_the_name_of_a_strategy():
     """As it stands in a setting."""
     strategy: Any = "retry_same_node"
     assert RetryPolicy(retry_strategy=strategy).retry_strategy is RetryStrategy.RETRY_SAME_NODE
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "attempts", "why"),
+    [
+        ({"max_retries": 1}, "retry", 1, "the only retry of max_retries is used"),
+        ({"max_retries": 2}, "retry", 2, "all 2 retries of max_retries are used"),
+        ({"max_retries": 0}, "retry", 0, "retries are off (max_retries 0)"),
+        ({"max_retries": 2}, "retry", 1, None),
+        ({"max_retries": 1}, "stop", 1, None),
+        ({"max_retries": 1}, None, 1, None),
+    ],
+)
+def test_exception_that_was_to_be_retried_says_why_it_is_not(changes, verdict, attempts, why):
+    """The flow ends by it: no decision of ours would tell."""
+    failure = C.APPLICATION_ERROR
+    diagnosis = Diagnosis(failure=failure, rule="r", reason="It raised.", verdict=verdict)
+    history = [failed(n, failure) for n in range(1, attempts + 1)]
+    assert why_no_retry(diagnosis, policy(**changes), history) == why

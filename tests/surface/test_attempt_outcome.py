@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from uuid import uuid4
 
 import pytest
-from prefect.client.schemas.objects import State, StateDetails, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateType
 
 from prefect_heteroflow.attempts.backend import AttemptEnd
-from prefect_heteroflow.attempts.outcome import Outcome, outcome_of, went_on
+from prefect_heteroflow.attempts.outcome import (
+    Outcome,
+    left_to_prefect_text,
+    outcome_of,
+    went_on,
+)
 
 CLEAN = AttemptEnd(exit_code=0, oom_killed=False)
 KILLED = AttemptEnd(exit_code=137, oom_killed=True)
@@ -137,3 +143,29 @@ def test_decision_is_not_done_twice_over_what_came_of_it(
 ) -> None:
     state = State(type=kind, timestamp=ENDED + timedelta(seconds=seconds_later))
     assert went_on(state, since=ENDED.isoformat(), is_retry=is_retry) is expected
+
+
+def run_in(kind: StateType, **details: datetime) -> FlowRun:
+    state = State[object](type=kind, state_details=StateDetails.model_validate(details))
+    return FlowRun(flow_id=uuid4(), state=state)
+
+
+def test_suspended_flow_says_how_it_goes_on() -> None:
+    """It does not by itself."""
+    run = run_in(StateType.PAUSED)
+    assert left_to_prefect_text(run) == (
+        "The flow suspended itself: it goes on after Resume on its page, or"
+        f" `prefect.flow_runs.resume_flow_run('{run.id}')` in Python."
+    )
+
+
+def test_suspended_flow_says_until_when_it_waits() -> None:
+    until = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    text = left_to_prefect_text(run_in(StateType.PAUSED, pause_timeout=until))
+    assert text.endswith(" At 2026-03-01T12:00:00+00:00 it fails.")
+
+
+def test_flow_that_prefect_has_scheduled_again_goes_on_by_itself() -> None:
+    """A retry of the flow's own."""
+    text = left_to_prefect_text(run_in(StateType.SCHEDULED))
+    assert text == "Prefect has scheduled it again, and goes on with it."

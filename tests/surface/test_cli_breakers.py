@@ -160,9 +160,49 @@ def test_reset_closes_the_breaker_and_lets_only_its_own_runs_go(
     with_client(open_another)
     mine, others = held_run(api, deployment, key), held_run(api, deployment, key, f"{key}Other")
     answer = run_command("reset", key)
-    assert f"Breaker {key} is closed. Runs that go on: 1." in answer.stdout
+    assert f"Breaker {key} is closed.\nRuns that go on: 1.\n" in answer.stdout
     assert api.run(mine)["state"]["name"] == "Resuming"
     assert api.run(others)["state"]["name"] == "AwaitingApproval"
+
+
+def test_reset_by_the_name_of_a_deployment_closes_all_its_breakers(
+    api: Api, deployment: str, key: str
+) -> None:
+    """A person knows no ids; `ls` names the deployment."""
+    mine = api.deploy("host_oom", POOL, name=f"reset-{uuid4().hex[:8]}")
+    name = f"host-oom/{api.get(f'/deployments/{mine}')['name']}"
+    keys = [
+        deployment_key(mine, FailureClass.UNKNOWN_ERROR),
+        deployment_key(mine, FailureClass.PROCESS_CRASHED, job="abc"),
+    ]
+
+    async def open_them(client: PrefectClient) -> None:
+        for each in keys:
+            for holder in ("a", "b", "c"):
+                await admit_retry(
+                    client, [each], holder=holder, policy=BreakerPolicy(), now=utc_now()
+                )
+
+    with_client(open_them)
+    runs = {held_run(api, mine, each) for each in keys}
+    answer = run_command("reset", name)
+    assert answer.exit_code == 0, answer.output
+    assert [line for line in answer.stdout.splitlines() if line.endswith("is closed.")] == [
+        f"Breaker {each} is closed." for each in sorted(keys)
+    ]
+    assert "Runs that go on: 2." in answer.stdout
+    assert {api.run(run)["state"]["name"] for run in runs} == {"Resuming"}
+    report = json.loads(run_command("ls", "--json").stdout)
+    status = {it["key"]: it["status"] for it in report["breakers"]}
+    assert ([status[each] for each in keys], status[key]) == (["closed", "closed"], "open")
+
+
+def test_reset_by_a_deployment_without_breakers_is_refused(api: Api, deployment: str) -> None:
+    mine = api.deploy("host_oom", POOL, name=f"reset-{uuid4().hex[:8]}")
+    name = f"host-oom/{api.get(f'/deployments/{mine}')['name']}"
+    answer = run_command("reset", name)
+    assert answer.exit_code == 2
+    assert f"There is no breaker {name!r}." in answer.stderr
 
 
 def test_reset_in_a_process_of_its_own_is_told_by_an_event(

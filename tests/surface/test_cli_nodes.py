@@ -58,7 +58,9 @@ def with_client(work: Callable[[PrefectClient], Awaitable[Any]]) -> Any:
 
 def new_pool() -> str:
     name = f"pool-{uuid4().hex[:8]}"
-    with_client(lambda it: it.create_work_pool(WorkPoolCreate(name=name, type="process")))
+    with_client(
+        lambda it: it.create_work_pool(WorkPoolCreate(name=name, type="heteroflow-process"))
+    )
     return name
 
 
@@ -261,7 +263,7 @@ def test_pool_is_tagged_listed_and_untagged(api: PrefectServer) -> None:
     found = json.loads(run_command("pool", "ls", "--json").stdout)["pools"]
     assert next(it for it in found if it["name"] == pool) == {
         "name": pool,
-        "type": "process",
+        "type": "heteroflow-process",
         "paused": False,
         "memory_mb": 65536,
         "gpu_memory_mb": 24576,
@@ -275,6 +277,31 @@ def test_pool_is_tagged_listed_and_untagged(api: PrefectServer) -> None:
         f"Work pool {pool} is not tagged any more.\n"
     )
     assert run_command("pool", "untag", pool).stdout == f"Work pool {pool} was not tagged.\n"
+
+
+def new_pool_of_prefects() -> str:
+    name = f"pool-{uuid4().hex[:8]}"
+    with_client(lambda it: it.create_work_pool(WorkPoolCreate(name=name, type="process")))
+    return name
+
+
+def test_pool_that_no_worker_of_ours_serves_is_not_tagged(api: PrefectServer) -> None:
+    """Runs that are moved there would run without limits and retries."""
+    pool = new_pool_of_prefects()
+    result = run_command("pool", "tag", pool, "--memory-mb", "500")
+    assert result.exit_code == 2
+    assert f"Work pool '{pool}' is of type 'process'" in result.stderr
+    assert "prefect work-pool create NAME --type heteroflow" in result.stderr
+    found = json.loads(run_command("pool", "ls", "--json").stdout)["pools"]
+    assert next(it for it in found if it["name"] == pool)["memory_mb"] is None
+
+
+def test_pool_that_no_worker_of_ours_serves_is_listed_as_such(api: PrefectServer) -> None:
+    """At any width: a narrow terminal has no room for the types."""
+    pool = new_pool_of_prefects()
+    lines = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["pool", "ls"]).stdout.splitlines()
+    place = next(number for number, line in enumerate(lines) if pool in line)
+    assert "(no worker of ours)" in lines[place + 1]
 
 
 @pytest.mark.parametrize(

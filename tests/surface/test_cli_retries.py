@@ -13,18 +13,22 @@ import pytest
 from click.testing import Result
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     temporary_settings,
 )
-from prefect.states import AwaitingRetry
+from prefect.states import AwaitingRetry, Completed, Scheduled, to_state_create
 from typer.testing import CliRunner
 
 from prefect_heteroflow.cli import app
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
+from prefect_heteroflow.core.resources import Node
+from prefect_heteroflow.orchestration.clock import utc_now
 from prefect_heteroflow.orchestration.history import write_attempts
+from prefect_heteroflow.orchestration.nodes import cordon_node, publish_node
 from tests.support import free_port
 from tests.support.prefect_server import PrefectServer
 
@@ -59,6 +63,14 @@ def killed(number: int) -> Attempt:
         started="2026-01-01T00:00:00+00:00",
         ended="2026-01-01T00:01:00+00:00",
     )
+
+
+def write_rows(run_id: UUID, *attempts: Attempt) -> None:
+    async def write() -> None:
+        async with get_client() as client:
+            await write_attempts(client, run_id, attempts, summary=True)
+
+    asyncio.run(write())
 
 
 def new_run(name: str, *attempts: Attempt) -> UUID:
@@ -169,11 +181,114 @@ def test_decision_is_not_told_twice(api: PrefectServer) -> None:
     assert run_command(str(run_id)).stdout.count(str(decision)) == 1
 
 
-def test_run_without_attempts_says_so(api: PrefectServer) -> None:
-    """An empty history is no error."""
-    result = run_command(str(new_run("fresh-run")))
+def test_run_without_a_work_pool_is_not_waited_for(api: PrefectServer) -> None:
+    """An empty history is no error, and no worker will ever take it."""
+    run_id = new_run("local-run")
+    set_state(run_id, Completed())
+    result = run_command(str(run_id))
     assert result.exit_code == 0
-    assert "No heteroflow worker has taken this run yet." in result.stdout
+    assert "yet" not in result.stdout
+    assert "It has no work pool: it ran where its flow was called or served" in one_line(result)
+
+
+def one_line(result: Result) -> str:
+    return " ".join(result.stdout.split())
+
+
+def new_pool(worker_type: str = "heteroflow-process") -> str:
+    name = f"retries-{uuid4().hex[:8]}"
+
+    async def create() -> None:
+        async with get_client() as client:
+            await client.create_work_pool(WorkPoolCreate(name=name, type=worker_type))
+
+    asyncio.run(create())
+    return name
+
+
+def run_in(pool: str, due: timedelta = timedelta(0)) -> UUID:
+    """A run that waits in the pool, as one of a deployment does."""
+
+    async def create() -> UUID:
+        async with get_client() as client:
+            flow_id = await client.create_flow(nothing)
+            state = Scheduled(scheduled_time=datetime.now(timezone.utc) + due)
+            body = {
+                "flow_id": str(flow_id),
+                "work_pool_name": pool,
+                "state": to_state_create(state).model_dump(mode="json", exclude_unset=True),
+            }
+            return UUID((await client.request("POST", "/flow_runs/", json=body)).json()["id"])
+
+    return asyncio.run(create())
+
+
+def publish(name: str, pool: str, *, age: float = 0, cordon: str | None = None) -> None:
+    async def write() -> None:
+        async with get_client() as client:
+            node = Node(name=name, pool=pool, memory_mb=65536)
+            at = utc_now() - timedelta(seconds=age)
+            await publish_node(client, node, worker_instance_id="w", heartbeat_at=at)
+            if cordon is not None:
+                await cordon_node(client, name, reason=cordon, at=utc_now())
+
+    asyncio.run(write())
+
+
+def test_run_that_waits_for_a_cordon_says_which_node_and_what_to_type(api: PrefectServer) -> None:
+    """The worker's log says it too, where nobody looks."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool, cordon="fan broken")
+    publish(f"{pool}-b", pool, age=7200)
+    said = one_line(run_command(str(run_in(pool))))
+    assert f"It waits: no node of pool {pool} takes runs." in said
+    way_out = f"`heteroflow node uncordon {pool}-a` lets it start."
+    assert f"Node {pool}-a is cordoned (fan broken): {way_out}" in said
+    assert (
+        f"Node {pool}-b is away (last heard of 2 h ago): a worker that is started there lets it"
+        " start." in said
+    )
+
+
+def test_run_in_a_pool_without_nodes_says_how_to_start_one(api: PrefectServer) -> None:
+    pool = new_pool()
+    command = f"prefect worker start --pool {pool} --type heteroflow-process"
+    said = one_line(run_command(str(run_in(pool))))
+    assert f"Pool {pool} has no node: start a worker with `{command}`." in said
+
+
+def test_run_in_a_pool_with_a_live_node_is_about_to_be_taken(api: PrefectServer) -> None:
+    """The near miss: the cordoned node beside it is no obstacle."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool)
+    publish(f"{pool}-b", pool, cordon="fan broken")
+    said = one_line(run_command(str(run_in(pool))))
+    assert f"Live in pool {pool}: {pool}-a. A node takes it when it has room for it." in said
+    assert "cordoned" not in said
+
+
+def test_run_that_is_not_due_says_when_it_is(api: PrefectServer) -> None:
+    said = one_line(run_command(str(run_in(new_pool(), timedelta(hours=1)))))
+    assert "No heteroflow worker has taken this run yet. It is due at " in said
+    assert "has no node" not in said
+
+
+def test_run_of_a_pool_that_is_not_ours_says_so(api: PrefectServer) -> None:
+    pool = new_pool("process")
+    said = one_line(run_command(str(run_in(pool))))
+    assert f"It runs in work pool {pool} of type 'process': no worker of ours" in said
+
+
+def test_retry_that_is_due_says_which_node_it_waits_for(api: PrefectServer) -> None:
+    """It has attempts, and still nobody takes it."""
+    pool = new_pool()
+    publish(f"{pool}-a", pool, cordon="fan broken")
+    run_id = run_in(pool)
+    write_rows(run_id, killed(1), planned(2, run_id))
+    due = datetime.now(timezone.utc) - timedelta(minutes=1)
+    set_state(run_id, AwaitingRetry(scheduled_time=due, message="retry on the same node"))
+    said = one_line(run_command(str(run_id)))
+    assert f"Node {pool}-a is cordoned (fan broken)" in said
 
 
 @pytest.mark.parametrize("run", ["no-such-name", str(UUID(int=1))])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import pytest
 from click.testing import Result
+from prefect import flow
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from prefect_heteroflow.cli import app
 from prefect_heteroflow.cli.submission import DEFAULT_DEPLOYMENT, room_problem
 from prefect_heteroflow.core.resources import Cluster, Gpu, Node, Pool, Resources
+from prefect_heteroflow.worker import HeteroflowWorker
 from tests.support.prefect_server import PrefectServer
 
 T = TypeVar("T")
@@ -145,6 +147,10 @@ def test_submission_prints_the_run_and_a_link_to_its_page(pool: str, api: Prefec
         (("--shm-mb", "0"), "shm_mb '0'"),
         (("--image", "No Such Image"), "white space"),
         (("--command", " "), "--command is empty"),
+        (("--command", "echo 'a"), "No closing quotation"),
+        (("--command", "echo \udcff"), "--command is no UTF-8"),
+        (("--name", "run-\udcff"), "--name is no UTF-8"),
+        (("--env", "A=\udcff"), "--env is no UTF-8"),
         (("--env", "EPOCHS"), "NAME=VALUE"),
         (("--pool", "no-such-pool"), "no work pool 'no-such-pool'"),
         (("--deployment", "no/such"), "no deployment 'no/such'"),
@@ -186,16 +192,95 @@ def test_pool_of_another_type_is_refused(pool: str) -> None:
     assert (result.exit_code, "type 'process'" in result.stderr) == (2, True)
 
 
+async def change_deployment(client: PrefectClient, run: FlowRun, variables: dict[str, Any]) -> None:
+    body = {"job_variables": variables}
+    await client.request("PATCH", f"/deployments/{run.deployment_id}", json=body)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"max_retries": -2}, "max_retries -2"),
+        ({"retry_on": ["/(/"]}, "retry_on"),
+        ({"cleanup_hook": "echo 'a"}, "cleanup hook"),
+        ({"env": ["A=1"]}, "env must map names to values"),
+    ],
+)
+def test_variable_of_the_deployment_that_a_worker_would_refuse_is_refused(
+    pool: str, variables: dict[str, Any], said: str
+) -> None:
+    """The run would be created, and end as `InvalidConfig` when a worker takes it."""
+    first = submitted(*JOB, "--pool", pool)
+    with_client(lambda client: change_deployment(client, first, variables))
+    before = with_client(count_runs)
+    result = run_command(*JOB)
+    assert (result.exit_code, with_client(count_runs)) == (2, before)
+    assert said in " ".join(result.stderr.split())
+
+
+def test_default_of_the_pool_that_a_worker_would_refuse_is_refused(pool: str) -> None:
+    """The worker reads it where neither the run nor the deployment says anything."""
+    name = f"submit-{uuid4()}"
+    template = HeteroflowWorker.get_default_base_job_template()
+    template["variables"]["properties"]["memory_mb"]["default"] = 99999
+    with_client(
+        lambda client: client.create_work_pool(
+            WorkPoolCreate(name=name, type="heteroflow", base_job_template=template)
+        )
+    )
+    result = run_command(*JOB, "--pool", name)
+    assert (result.exit_code, "oom_memory_limit 16384" in result.stderr) == (2, True)
+
+
+def test_image_that_is_the_default_of_the_pool_is_enough(pool: str) -> None:
+    name = f"submit-{uuid4()}"
+    template = HeteroflowWorker.get_default_base_job_template()
+    template["variables"]["properties"]["image"]["default"] = "python:3.12-slim"
+    with_client(
+        lambda client: client.create_work_pool(
+            WorkPoolCreate(name=name, type="heteroflow", base_job_template=template)
+        )
+    )
+    assert run_command("--command", "true", "--pool", name).exit_code == 0
+
+
+@flow(name="submit-train")
+def train() -> None:
+    """Only its deployment is needed."""
+
+
+def deploy_train(pool: str, variables: dict[str, Any]) -> str:
+    async def create(client: PrefectClient) -> None:
+        flow_id = await client.create_flow(train)
+        await client.create_deployment(
+            flow_id=flow_id, name="nightly", work_pool_name=pool, job_variables=variables
+        )
+
+    with_client(create)
+    return "submit-train/nightly"
+
+
+def test_deployment_of_a_flow_is_not_run_without_its_flow(pool: str) -> None:
+    """The command would take the place of the flow, and the run would complete without it."""
+    before = with_client(count_runs)
+    result = run_command(*JOB, "--deployment", deploy_train(pool, {}))
+    assert (result.exit_code, with_client(count_runs)) == (2, before)
+    assert "runs the flow 'submit-train', and --command would take its place" in result.stderr
+    assert "prefect deployment run submit-train/nightly" in result.stderr
+
+
+def test_deployment_that_has_a_command_of_its_own_takes_another_one(pool: str) -> None:
+    """Its flow is not run anyway."""
+    name = deploy_train(pool, {"command": "true"})
+    run = submitted(*JOB, "--deployment", name)
+    assert (run.job_variables or {})["command"] == "python -c 'print(1)'"
+
+
 def test_mistyped_job_variable_of_the_deployment_is_told(pool: str) -> None:
     """The run would go on without it, and nobody would know why. What is not ours is left alone."""
     first = submitted(*JOB, "--pool", pool)
-
-    async def mistype(client: PrefectClient) -> None:
-        assert first.deployment_id is not None
-        body = {"job_variables": {"max_retrys": 7, "team": "vision"}}
-        await client.request("PATCH", f"/deployments/{first.deployment_id}", json=body)
-
-    with_client(mistype)
+    variables = {"max_retrys": 7, "team": "vision"}
+    with_client(lambda client: change_deployment(client, first, variables))
     result = run_command(*JOB)
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [

@@ -149,7 +149,10 @@ def test_mistyped_job_variable_is_told_once_in_the_log_of_the_run(
             {**twice, "max_retrys": 7, "team": "vision"},
         )
         assert api.wait_end(run).name == "Failed"
-    assert len(api.rows(run)) == 2
+    rows = api.rows(run)
+    assert len(rows) == 2
+    # Its end is the flow's own, and the row says all the same why nothing followed.
+    assert rows[-1]["decision"].endswith("; the only retry of max_retries is used")
     assert [line for line in api.logs(run) if "is no job variable" in line] == [
         f"max_retrys is no job variable of pool '{POOL}' and is ignored; did you mean max_retries?"
     ]

@@ -15,14 +15,15 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Running
 
 from prefect_heteroflow.attempts.ending import AttemptEnding
-from prefect_heteroflow.attempts.restarts import note_resumed
+from prefect_heteroflow.attempts.restarts import ask_breakers, note_resumed
 from prefect_heteroflow.attempts.standing import read_standing
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
-from prefect_heteroflow.core.breaker import BreakerPolicy
+from prefect_heteroflow.core.breaker import BreakerPolicy, node_key
 from prefect_heteroflow.core.failures import Diagnosis, FailureClass
 from prefect_heteroflow.core.policy import Decision, Place, Retry, RetryPolicy
 from prefect_heteroflow.core.resources import Resources
 from prefect_heteroflow.orchestration import approval, held_fronts, transitions
+from prefect_heteroflow.orchestration.breaker_store import admit_retry
 from prefect_heteroflow.orchestration.clock import utc_now
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api
@@ -72,10 +73,10 @@ async def is_not() -> bool:
     return False
 
 
-async def held_attempt(
-    api: Api, client: PrefectClient, deployment: str
-) -> tuple[FlowRun, FlowRun, str]:
-    """Front run and attempt run; its third attempt is held on the pool of the second."""
+async def attempt_before_held(
+    api: Api, client: PrefectClient, deployment: str, next_pool: str
+) -> tuple[FlowRun, FlowRun]:
+    """Front run and attempt run of a second attempt, after which the third is held."""
     front_id = UUID(api.submit(deployment, job_variables={"command": f"echo {uuid4()}"}))
     await client.set_flow_run_state(front_id, Running(), force=True)
     await transitions.escalate(client, front_id, f"Attempt 2 goes on in pool {OTHER}.")
@@ -102,12 +103,19 @@ async def held_attempt(
         was_cancelled=lambda: False,
         has_gone_on=nobody_has,
     )
-    place, failure = Place(pool=OTHER), FailureClass.UNKNOWN_ERROR
+    place, failure = Place(pool=next_pool), FailureClass.UNKNOWN_ERROR
     await ending.decided(
         Diagnosis(failure=failure, rule="exit-code", reason="It ended."),
         Retry(resources=Resources(), place=place, delay_seconds=0.0, reason="Again."),
     )
-    run = await client.read_flow_run(run.id)
+    return front, await client.read_flow_run(run.id)
+
+
+async def held_attempt(
+    api: Api, client: PrefectClient, deployment: str
+) -> tuple[FlowRun, FlowRun, str]:
+    """Front run and attempt run; its third attempt is held on the pool of the second."""
+    front, run = await attempt_before_held(api, client, deployment, OTHER)
     hold = approval.hold_of(run)
     assert approval.is_held(run)
     assert hold is not None
@@ -183,3 +191,48 @@ async def test_cancel_of_the_front_run_is_not_lost_when_it_is_told_at_that_momen
     await held_fronts.say_held(client, run, [key])
     state = cast("Any", await client.read_flow_run(front.id)).state
     assert (state.type, state.message) == (StateType.CANCELLING, "by a user")
+
+
+async def test_attempt_run_whose_next_attempt_is_held_elsewhere_offers_no_resume(
+    api: Api, client: PrefectClient, deployment: str
+) -> None:
+    """It has ended; the front run waits, and is the one to approve."""
+    front, run = await attempt_before_held(api, client, deployment, POOL)
+    assert approval.is_held(await client.read_flow_run(front.id))
+    assert run.state is not None
+    assert run.state.name == "AttemptFailed"
+    message = str(run.state.message)
+    assert message.startswith("UnknownError: It ended. ")
+    assert message.endswith(f" The next attempt waits for approval in run {front.name}.")
+    assert "Resume" not in message
+
+
+async def test_held_run_names_only_the_breakers_that_are_open(
+    api: Api, client: PrefectClient, deployment: str
+) -> None:
+    """It has to pass the others too, but they are no reason to wait."""
+    run = await client.read_flow_run(UUID(api.submit(deployment)))
+    node, policy = f"node-{uuid4()}", BreakerPolicy()
+    for holder in ("a", "b", "c"):
+        await admit_retry(client, [node_key(node)], holder=holder, policy=policy, now=utc_now())
+    worker = worker_of(client)
+    worker.heteroflow_settings.breaker_policy = policy
+    failure = FailureClass.CONTAINER_RUNTIME_ERROR
+    waiting = await ask_breakers(
+        worker,
+        flow_run=run,
+        task_id=run.id,
+        row=Attempt(attempt=1, flow_run_id=str(run.id), status=AttemptStatus.FAILED, node=node),
+        resources=Resources(),
+        diagnosis=Diagnosis(failure=failure, rule="engine", reason="It broke."),
+        decision=Retry(
+            resources=Resources(),
+            place=Place(pool=POOL, node=node),
+            delay_seconds=0.0,
+            reason="Again.",
+        ),
+        job=uuid4().hex[:12],
+    )
+    assert waiting is not None
+    assert [key.partition(":")[0] for key in waiting.hold.keys] == ["deployment", "node"]
+    assert waiting.message.startswith(f"Not restarted, held by the circuit breaker node:{node}. ")

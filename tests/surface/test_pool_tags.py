@@ -25,7 +25,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
 
 async def new_pool(client: PrefectClient, description: str | None = None) -> str:
     name = f"pool-{uuid4().hex[:8]}"
-    pool = WorkPoolCreate(name=name, type="process", description=description)
+    pool = WorkPoolCreate(name=name, type="heteroflow-process", description=description)
     await client.create_work_pool(pool)
     return name
 
@@ -47,7 +47,7 @@ async def test_tag_is_read_back_and_shown_below_the_users_text(server: PrefectSe
         assert pool == await read_pool_tags(client, name)
         assert pool == Pool(name=name, gpu_memory_mb=24576, memory_mb=65536)
         assert await declared(client, name) == Pool(
-            name=name, gpu_memory_mb=24576, memory_mb=65536, worker_type="process"
+            name=name, gpu_memory_mb=24576, memory_mb=65536, worker_type="heteroflow-process"
         )
         assert await description_of(client, name) == (
             "Night runs.\nAsk Bob.\nheteroflow: 24576 MB GPU memory, 65536 MB memory, no live node"

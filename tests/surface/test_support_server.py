@@ -51,7 +51,7 @@ def test_task_runs_reach_the_second_server_and_the_first_again(
 
 async def test_declared_pools_and_nodes_can_be_taken_back(server: PrefectServer) -> None:
     async with connected(server) as client:
-        await client.create_work_pool(WorkPoolCreate(name="declared", type="process"))
+        await client.create_work_pool(WorkPoolCreate(name="declared", type="heteroflow"))
         now = datetime.now(timezone.utc)
         await tag_pool(client, "declared", gpu_memory_mb=1024, now=now)
         node = Node(name="alone", pool="declared", memory_mb=1024)

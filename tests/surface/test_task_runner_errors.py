@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from prefect import flow, task
+from prefect.runtime import flow_run
 from typer.testing import CliRunner
 
 from prefect_heteroflow import HeteroTaskError, HeteroTaskRunner, WorkerDiedError, requires
@@ -329,6 +331,28 @@ def test_task_that_asks_for_what_nobody_has_fails_alone(
     assert type(error) is HeteroTaskError
     assert said in str(error)
     assert (state, neighbour) == ("Failed", 9)
+
+
+def test_task_that_asks_for_more_than_may_be_used_is_told_where_that_is_said() -> None:
+    """It stands in the code, and no look for a place was made."""
+
+    def body() -> tuple[str, str]:
+        future = requires(memory_mb=500_000)(runner_tasks.square).submit(2)
+        error = future.result(raise_on_failure=False)
+        return str(error), str(flow_run.get_id())
+
+    error, flow_run_id = run_flow(body)
+    assert "memory_mb 500000 is above oom_memory_limit" in error
+    assert error.endswith(
+        "Correct what the task says (`requires`, `retries`), or the settings, and run it again."
+    )
+    task_runs_of(UUID(flow_run_id), count=1)
+    result = CliRunner().invoke(app, ["attempts", flow_run_id, "--json"])
+    (entry,) = json.loads(result.stdout)["attempts"]
+    assert (entry["error_type"], entry["failure"]) == (
+        "TASK_REQUIREMENTS_REFUSED",
+        "ResourceLimitExceeded",
+    )
 
 
 def test_exception_whose_text_cannot_be_read_is_still_a_task_error_that_names_it() -> None:
