@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.flow_interpreter import arguments
 from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
+from prefect_heteroflow.task_runner.known_classes import load_at_home
 from prefect_heteroflow.task_runner.pickles import to_pickle
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
@@ -272,7 +272,7 @@ class LocalAttempts:
 
     def _returned(self, reply: Reply, facts: dict[str, Any]) -> TaskOutcome:
         try:
-            value = pickle.loads(reply.value or b"")
+            value = load_at_home(reply.value or b"")
         except Exception as error:
             text = f"its value cannot be rebuilt here: {type(error).__name__}: {error}"
             return self._outcome(kind="unportable", text=text, **facts)
@@ -285,7 +285,7 @@ class LocalAttempts:
         exception: BaseException | None = None
         if reply.value is not None:
             try:
-                exception = pickle.loads(reply.value)
+                exception = load_at_home(reply.value)
             except Exception as error:
                 reply.text = f"{reply.text} ({type(error).__name__}: {error})"
         return self._outcome(kind="raised", exception=exception, text=reply.text, **facts)
