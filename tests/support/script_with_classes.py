@@ -24,6 +24,17 @@ class Reading:
         return self.value * SCALE
 
 
+class Slotted:
+    __slots__ = ("__own", "value")
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self.__own = value
+
+    def own(self) -> int:
+        return self.__own
+
+
 class ReadingError(Exception):
     def scaled(self) -> int:
         return SCALE
@@ -58,11 +69,13 @@ def classes() -> dict[str, Any]:
     reading = measure.submit().result()
     unit = give.submit(Unit.METRE).result()
     error: Any = fail.submit().result(raise_on_failure=False)
+    slotted = give.submit(Slotted(4)).result()
     SCALE = 10
     return {
         "made": Reading.made,
         "scaled": [mine.scaled(), reading.scaled()],
         "unit": [unit is Unit.METRE, unit.scaled()],
+        "slotted": [type(slotted) is Slotted, slotted.value, slotted.own()],
         "error": [isinstance(error, ReadingError), error.scaled()],
     }
 

@@ -44,3 +44,7 @@ def test_enum_of_the_script_stays_as_it_is(seen: dict[str, Any]) -> None:
 
 def test_exception_class_of_the_script_stays_as_it_is(seen: dict[str, Any]) -> None:
     assert seen["error"] == [True, 10]
+
+
+def test_instance_with_slots_of_the_script_comes_back(seen: dict[str, Any]) -> None:
+    assert seen["slotted"] == [True, 4, 4]
