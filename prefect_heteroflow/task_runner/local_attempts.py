@@ -32,6 +32,7 @@ from prefect_heteroflow.task_runner.flow_interpreter import arguments
 from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
 from prefect_heteroflow.task_runner.known_classes import load_at_home
+from prefect_heteroflow.task_runner.large_bodies import LargeBodies
 from prefect_heteroflow.task_runner.pickles import to_pickle
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
@@ -56,10 +57,14 @@ class LocalAttempts:
     Args:
         node: What this machine has.
         children: Its children.
+        say_once: Gets the name of a task and what its author should know.
     """
 
-    def __init__(self, node: Node, children: Children) -> None:
+    def __init__(
+        self, node: Node, children: Children, say_once: Callable[[str, str], None]
+    ) -> None:
         self._node = node
+        self._large = LargeBodies(say_once)
         self._children = children
         self._flows: dict[str, bytes] = {}
 
@@ -104,6 +109,7 @@ class LocalAttempts:
     def _run_in_child_of(self, turn: Turn, call: TaskCall) -> tuple[Child, TaskOutcome]:
         # Not before the turn came: of all that wait, none holds a copy of its arguments.
         packed = _packed(call)
+        self._large.look_at(call.task, len(packed.body))
         try:
             child = self._children.take(turn, call.resources.memory_mb)
         except (ChildNotStarted, OSError) as error:
