@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from prefect_heteroflow.task_runner.exceptions_sent import exception_bytes
+from prefect_heteroflow.task_runner.known_classes import load_at_home
 
 _MOST = 20
 
@@ -58,11 +59,11 @@ class _Chained:
 
 
 def _rebuilt(data: bytes, links: tuple[Link, ...]) -> BaseException:
-    error: BaseException = pickle.loads(data)
+    error: BaseException = load_at_home(data)
     here = error
     with suppress(Exception):  # a type that is not there in this process
         for is_cause, link in links:
-            before: BaseException = pickle.loads(link)
+            before: BaseException = load_at_home(link)
             if is_cause:
                 here.__cause__ = before
             else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from prefect_heteroflow.task_runner.errors import HeteroTaskError
 from prefect_heteroflow.task_runner.exception_parts import Parts, built, parts_of, slots_of
+from prefect_heteroflow.task_runner.known_classes import load_at_home
 from prefect_heteroflow.task_runner.pickles import Pickler, to_pickle
 
 _LEFT_OUT = "_heteroflow_left_out"
@@ -25,12 +26,12 @@ def exception_bytes(error: BaseException) -> bytes:
     """
     with suppress(Exception):
         data = to_pickle(error)
-        if _is_same(pickle.loads(data), error):
+        if _is_same(load_at_home(data), error):
             return data
     left_out: list[str] = []
     whole = _InParts(error, left_out, ())
     data = to_pickle(whole)
-    pickle.loads(data)  # one that cannot be built anew would fail where nobody can tell why
+    load_at_home(data)  # one that cannot be built anew would fail where nobody can tell why
     return data
 
 
@@ -66,7 +67,7 @@ class _ExceptionPickler(Pickler):
         if isinstance(value, HeteroTaskError):  # comes in parts by itself; those are pickled here
             return NotImplemented
         data = exception_bytes(value)
-        missing = left_out_of(pickle.loads(data))
+        missing = left_out_of(load_at_home(data))
         if missing:
             raise pickle.PicklingError(f"{', '.join(missing)} cannot be pickled")
         return pickle.loads, (data,)
@@ -133,14 +134,14 @@ class _InParts:
         """The value, or what is pickled in its place; raises if that is nothing."""
         if isinstance(value, BaseException):
             with suppress(Exception):
-                if _is_same(pickle.loads(to_pickle(value)), value):
+                if _is_same(load_at_home(to_pickle(value)), value):
                     return value
             if any(value is outer for outer in self._within):
                 raise ValueError("the exception refers to itself")
             return _InParts(value, self._left_out, self._within)
         if type(value) in (list, tuple) and any(isinstance(one, BaseException) for one in value):
             return type(value)(self._portable(one) for one in value)
-        pickle.loads(to_pickle(value))
+        load_at_home(to_pickle(value))
         return value
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Callable
@@ -32,6 +31,8 @@ from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.flow_interpreter import arguments
 from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
+from prefect_heteroflow.task_runner.known_classes import load_at_home
+from prefect_heteroflow.task_runner.large_bodies import LargeBodies
 from prefect_heteroflow.task_runner.pickles import to_pickle
 from prefect_heteroflow.task_runner.template import ChildNotStarted, absolute_path
 
@@ -56,10 +57,14 @@ class LocalAttempts:
     Args:
         node: What this machine has.
         children: Its children.
+        say_once: Gets the name of a task and what its author should know.
     """
 
-    def __init__(self, node: Node, children: Children) -> None:
+    def __init__(
+        self, node: Node, children: Children, say_once: Callable[[str, str], None]
+    ) -> None:
         self._node = node
+        self._large = LargeBodies(say_once)
         self._children = children
         self._flows: dict[str, bytes] = {}
 
@@ -104,6 +109,7 @@ class LocalAttempts:
     def _run_in_child_of(self, turn: Turn, call: TaskCall) -> tuple[Child, TaskOutcome]:
         # Not before the turn came: of all that wait, none holds a copy of its arguments.
         packed = _packed(call)
+        self._large.look_at(call.task, len(packed.body))
         try:
             child = self._children.take(turn, call.resources.memory_mb)
         except (ChildNotStarted, OSError) as error:
@@ -272,7 +278,7 @@ class LocalAttempts:
 
     def _returned(self, reply: Reply, facts: dict[str, Any]) -> TaskOutcome:
         try:
-            value = pickle.loads(reply.value or b"")
+            value = load_at_home(reply.value or b"")
         except Exception as error:
             text = f"its value cannot be rebuilt here: {type(error).__name__}: {error}"
             return self._outcome(kind="unportable", text=text, **facts)
@@ -285,7 +291,7 @@ class LocalAttempts:
         exception: BaseException | None = None
         if reply.value is not None:
             try:
-                exception = pickle.loads(reply.value)
+                exception = load_at_home(reply.value)
             except Exception as error:
                 reply.text = f"{reply.text} ({type(error).__name__}: {error})"
         return self._outcome(kind="raised", exception=exception, text=reply.text, **facts)

@@ -13,6 +13,7 @@ import cloudpickle
 from prefect.locking.memory import MemoryLockManager
 
 from prefect_heteroflow.task_runner.modules_by_value import is_users_choice, marks_by_value
+from prefect_heteroflow.task_runner.slots_sent import with_slots
 
 
 def to_pickle(value: Any) -> bytes:
@@ -55,9 +56,17 @@ _NO_FILE = "<dynamic-code>"
 
 
 class Pickler(_Cloudpickle):  # type: ignore[misc]
-    """Keeps the file of code, which cloudpickle leaves out, so that tracebacks show its lines."""
+    """Keeps what cloudpickle leaves out.
+
+    That is the file of code, so that tracebacks show its lines, and the slots of a class.
+    """
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {CodeType: _code_with_file, MemoryLockManager: lambda _: (MemoryLockManager, ())},
         _Cloudpickle.dispatch_table,
     )
+
+    def reducer_override(self, value: Any) -> Any:
+        """How a class or function is sent; pickle decides about all else."""
+        reduced = super().reducer_override(value)
+        return with_slots(value, reduced) if isinstance(value, type) else reduced

@@ -31,6 +31,7 @@ from prefect_heteroflow.task_runner import contexts
 from prefect_heteroflow.task_runner.attempts_elsewhere import TaskCall, TaskOutcome
 from prefect_heteroflow.task_runner.bodies_sent import Body, pack_body
 from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
+from prefect_heteroflow.task_runner.known_classes import load_at_home
 from prefect_heteroflow.task_runner.remote_body import RemoteCall
 from prefect_heteroflow.task_runner.remote_runs import (
     cancel_run,
@@ -322,7 +323,7 @@ def _judge(
     if reply is not None:
         evidence = Evidence(phase="run", exception=reply.info) if reply.info else None
         if reply.kind == "returned" and reply.value is not None:
-            return _outcome(pool, kind="returned", value=pickle.loads(reply.value), **facts)
+            return _outcome(pool, kind="returned", value=load_at_home(reply.value), **facts)
         if reply.kind == "unportable":
             return _outcome(pool, kind="unportable", text=reply.text, **facts)
         return _outcome(pool, kind="raised", evidence=evidence, **_exception_of(reply), **facts)
@@ -336,7 +337,7 @@ def _exception_of(reply: Reply) -> dict[str, Any]:
     if reply.value is None:
         return {"text": reply.text}
     try:
-        return {"exception": pickle.loads(reply.value), "text": reply.text}
+        return {"exception": load_at_home(reply.value), "text": reply.text}
     except Exception as error:
         return {"text": f"{reply.text} ({type(error).__name__}: {error})"}
 

@@ -288,7 +288,7 @@ class HeteroTaskRunner(ThreadPoolTaskRunner[Any]):
         return Places(
             home=home,
             room=room,
-            local=LocalAttempts(home, self._children),
+            local=LocalAttempts(home, self._children, self._say_once),
             remote=OtherPools(
                 lambda: _read_cluster(settings.node_liveness_seconds),
                 lost_contact_timeout=settings.lost_contact_timeout,

@@ -153,3 +153,24 @@ def test_body_can_pickle_what_the_script_of_its_flow_defines(server: PrefectServ
         check=False,
     )
     assert done.stdout.strip() == "[3, 4, [9, 4]]", done.stderr
+
+
+def test_body_that_takes_a_large_variable_with_it_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Twice submitted; the one of a module takes nothing with it."""
+    table = bytes(11_000_000)
+
+    @task(retries=0)
+    def reads(index: int) -> int:
+        return table[index]
+
+    def body() -> list[int]:
+        values = [reads.submit(index).result() for index in range(2)]
+        return [*values, runner_tasks.square.submit(3).result()]
+
+    runner = HeteroTaskRunner(max_retries=0, max_workers=1)
+    assert flow(task_runner=runner)(body)() == [0, 0, 9]
+    said = [text for text in caplog.messages if "pickled anew for each call" in text]
+    assert len(said) == 1
+    assert "'table' (11 MB)" in said[0]
