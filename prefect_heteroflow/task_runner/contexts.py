@@ -20,6 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from prefect_heteroflow.task_runner.default_arguments import defaults_in, with_own_defaults
 from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
+from prefect_heteroflow.task_runner.flow_parameters import names_sent, with_stand_ins
 from prefect_heteroflow.task_runner.pickles import to_pickle
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class FlowPart:
     version: str | None
     flow_run: FlowRun | None
     parameters: dict[str, Any] | None
+    """Those that are sent."""
+    not_sent: tuple[str, ...]
+    """Names of the others."""
     result_store: ResultStore
     log_prints: bool
     persist_result: bool
@@ -84,24 +88,39 @@ def _without_own(store: ResultStore) -> ResultStore:
     return store.model_copy(update=changes)
 
 
-def pack_flow(context: FlowRunContext) -> bytes:
-    """The flow's part as bytes; what of it cannot be pickled is left out."""
-    flow = context.flow
+def pack_flow(
+    context: FlowRunContext, *, on_not_sent: Callable[[tuple[str, ...]], None] | None = None
+) -> bytes:
+    """The flow's part as bytes, with those of its parameters that are sent.
+
+    Args:
+        context: Of the flow run.
+        on_not_sent: Told of the names of the others, if there are any.
+    """
+    flow, run = context.flow, context.flow_run
+    sent = names_sent(context.parameters or {})
+    not_sent = tuple(name for name in context.parameters or {} if name not in sent)
+    if run is not None and not_sent:  # it has them once more, as JSON
+        known = {name: value for name, value in run.parameters.items() if name not in not_sent}
+        run = run.model_copy(update={"parameters": known})
+    if not_sent and on_not_sent is not None:
+        on_not_sent(not_sent)
     part = FlowPart(
         name=flow.name if flow is not None else "",
         version=flow.version if flow is not None else None,
-        flow_run=context.flow_run,
-        parameters=context.parameters,
+        flow_run=run,
+        parameters=_of(context.parameters, sent),
+        not_sent=not_sent,
         result_store=_without_own(context.result_store),
         log_prints=context.log_prints,
         persist_result=context.persist_result,
     )
-    try:
-        # Where an exception in it could not be loaded, no task of the flow could run.
-        return WithExceptions()(part)
-    except Exception:  # a parameter of the flow that lives in its process only
-        part.parameters = None
-        return to_pickle(part)
+    # Where an exception in it could not be loaded, no task of the flow could run.
+    return WithExceptions()(part)
+
+
+def _of(parameters: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any] | None:
+    return None if parameters is None else {name: parameters[name] for name in names}
 
 
 def pack_run(
@@ -211,7 +230,7 @@ def _flow_context(stack: ExitStack, flow: FlowPart, client: SyncPrefectClient) -
         flow_run=flow.flow_run,
         client=client,
         task_runner=runner,
-        parameters=flow.parameters,
+        parameters=with_stand_ins(flow.parameters, flow.not_sent),
         result_store=flow.result_store,
         log_prints=flow.log_prints,
         persist_result=flow.persist_result,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -39,9 +40,13 @@ class WithExceptions:
     """Pickles values, each exception in them as it is sent by itself.
 
     That takes three times as long as `to_pickle`, so it is for what cannot be loaded otherwise.
+
+    Args:
+        file: Makes what the pickle is written into.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: Callable[[], io.BytesIO] = io.BytesIO) -> None:
+        self._file = file
         self.has_met_one = False
 
     def __call__(self, value: Any) -> bytes:
@@ -50,7 +55,7 @@ class WithExceptions:
         Raises:
             Exception: It cannot be pickled, or some part of an exception in it cannot be.
         """
-        with io.BytesIO() as file:
+        with self._file() as file:
             pickler = _ExceptionPickler(file)
             pickler.dump(value)
             self.has_met_one = self.has_met_one or pickler.has_met_one

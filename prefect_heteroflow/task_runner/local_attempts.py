@@ -6,12 +6,14 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from prefect.context import AssetContext
+from prefect.context import AssetContext, FlowRunContext
+from prefect.logging.loggers import get_run_logger
 
 from prefect_heteroflow import environment
 from prefect_heteroflow.core.failures import Evidence
@@ -29,6 +31,7 @@ from prefect_heteroflow.task_runner.children import (
 from prefect_heteroflow.task_runner.conversation import read_reply, stop_body
 from prefect_heteroflow.task_runner.exceptions_sent import WithExceptions
 from prefect_heteroflow.task_runner.flow_interpreter import arguments
+from prefect_heteroflow.task_runner.flow_parameters import SENT_BYTES
 from prefect_heteroflow.task_runner.frames import Call, Reply, send_call
 from prefect_heteroflow.task_runner.inner_runs import InnerRuns
 from prefect_heteroflow.task_runner.known_classes import load_at_home
@@ -67,6 +70,7 @@ class LocalAttempts:
         self._large = LargeBodies(say_once)
         self._children = children
         self._flows: dict[str, bytes] = {}
+        self._flows_lock = threading.Lock()
 
     def run(self, call: TaskCall) -> TaskOutcome:
         """Run the attempt and wait for its end; a failure is an outcome, not an exception.
@@ -190,9 +194,10 @@ class LocalAttempts:
         context = call.flow_context
         assert context is not None
         key = "none" if context.flow_run is None else str(context.flow_run.id)
-        if key not in self._flows:
-            self._flows[key] = contexts.pack_flow(context)
-        return key, self._flows[key]
+        with self._flows_lock:
+            if key not in self._flows:
+                self._flows[key] = contexts.pack_flow(context, on_not_sent=_say_not_sent)
+            return key, self._flows[key]
 
     def _variables(self, child: Child, call: TaskCall) -> dict[str, str]:
         variables = dict(os.environ)
@@ -321,6 +326,11 @@ def _working_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return f"/proc/{os.getpid()}/cwd"
+
+
+def _say_not_sent(names: tuple[str, ...]) -> None:
+    text = "Bodies of tasks see no parameter %s of the flow: they get those of %d MiB in all."
+    get_run_logger(FlowRunContext.get()).info(text, ", ".join(map(repr, names)), SENT_BYTES >> 20)
 
 
 def _add_assets(metadata: dict[str, dict[str, Any]]) -> None:

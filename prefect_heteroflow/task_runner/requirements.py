@@ -5,15 +5,27 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar, Token
-from typing import Any, TypeVar, cast
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from prefect_heteroflow.core.task_requirements import Requirements, exception_names
 
 Target = TypeVar("Target")
 
 _ATTRIBUTE = "__heteroflow_requires__"
-_around: ContextVar[Requirements | None] = ContextVar("heteroflow_requires", default=None)
+
+
+class _Around(NamedTuple):
+    """One use around submits, and those around it."""
+
+    of: requires
+    requirements: Requirements
+    """With those of the outer ones."""
+    outer: _Around | None
+
+
+# Nothing of a use is kept on the object: several threads and coroutines may be within it at once.
+_around: ContextVar[_Around | None] = ContextVar("heteroflow_requires", default=None)
 
 
 class requires:
@@ -68,7 +80,6 @@ class requires:
             max_calls=max_calls,
             retry_strategy=retry_strategy,
         )
-        self._tokens: list[Token[Requirements | None]] = []
 
     def __call__(self, target: Target) -> Target:
         """The task or function with these requirements."""
@@ -84,11 +95,16 @@ class requires:
     def __enter__(self) -> requires:
         outer = _around.get()
         inner = self._requirements
-        self._tokens.append(_around.set(inner if outer is None else inner.over(outer)))
+        merged = inner if outer is None else inner.over(outer.requirements)
+        _around.set(_Around(self, merged, outer))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _around.reset(self._tokens.pop())
+        use = _around.get()
+        while use is not None and use.of is not self:
+            use = use.outer
+        if use is not None:  # else it was entered in another context, where it still counts
+            _around.set(use.outer)
 
 
 def requirements_of(body: Callable[..., Any], base: Requirements) -> Requirements:
@@ -97,7 +113,7 @@ def requirements_of(body: Callable[..., Any], base: Requirements) -> Requirement
     if isinstance(found, Requirements):
         base = found.over(base)
     around = _around.get()
-    return base if around is None else around.over(base)
+    return base if around is None else around.requirements.over(base)
 
 
 def _noted(target: Any, requirements: Requirements) -> Any:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.loggers import get_run_logger, task_run_logger
 from prefect.states import Cancelled
+from prefect.task_engine import TaskRunTimeoutError
 from prefect.transactions import get_transaction
 from prefect.utilities.callables import call_with_parameters
+from prefect.utilities.timeout import timeout, timeout_async
 
 from prefect_heteroflow.core.attempts import AttemptStatus
 from prefect_heteroflow.core.failures import Diagnosis, Evidence, FailureClass
@@ -132,7 +134,8 @@ class TaskLife:
             return self._settle(self._attempt())
         except BodyNotPortable as reason:
             self._say_at_home(reason)
-        return call_with_parameters(self._task.fn, self._context().parameters)
+        with timeout(self._limit_at_home(), TaskRunTimeoutError):
+            return call_with_parameters(self._task.fn, self._context().parameters)
 
     async def _run_async(self) -> Any:
         try:
@@ -140,8 +143,15 @@ class TaskLife:
             return await asyncio.to_thread(self._settle, outcome)
         except BodyNotPortable as reason:
             self._say_at_home(reason)
-        coroutine: Any = call_with_parameters(self._task.fn, self._context().parameters)
-        return await coroutine
+        with timeout_async(self._limit_at_home(), TaskRunTimeoutError):
+            coroutine: Any = call_with_parameters(self._task.fn, self._context().parameters)
+            return await coroutine
+
+    def _limit_at_home(self) -> float | None:
+        """Seconds that the body may take in the flow's process: the engine does not count them."""
+        seconds = self._task.timeout_seconds
+        self.engine_task.timeout_seconds = seconds  # the engine's message names it
+        return seconds
 
     def _context(self) -> TaskRunContext:
         context = TaskRunContext.get()
@@ -152,6 +162,8 @@ class TaskLife:
         text = (
             f"its body cannot be sent to a child process ({reason}), so it runs in the flow's own"
         )
+        if self._task.timeout_seconds is not None and not self._task.isasync:
+            text += "; its `timeout_seconds` ends no call that blocks there"
         self._places.say_once(self._task.name, text)
 
     def _attempt(self) -> TaskOutcome:

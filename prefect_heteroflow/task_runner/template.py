@@ -169,6 +169,10 @@ class Template:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
+    def leave_to_owner(self) -> None:
+        """In a fork of the flow's process: let go of what would hide the end of that process."""
+        self._control.close()
+
     def _listen(self) -> None:
         while True:
             try:
@@ -245,3 +249,12 @@ def _close_spare() -> None:
 def _close_templates() -> None:
     for template in _templates.values():
         template.close()
+
+
+def _leave_templates() -> None:
+    for template in _templates.values():
+        template.leave_to_owner()
+
+
+# A pool of `multiprocessing` may outlive the flow's process; the template must see that end.
+os.register_at_fork(after_in_child=_leave_templates)

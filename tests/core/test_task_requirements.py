@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -62,6 +65,61 @@ def test_requirements_around_a_submit_count_before_those_on_the_task() -> None:
         found = requirements_of(body, base)
     assert found == Requirements(memory_mb=200, gpu_count=2, max_calls=1, max_retries=9)
     assert requirements_of(body, base).memory_mb == 100
+
+
+def memory_asked() -> int | None:
+    return requirements_of(lambda: None, NOTHING).memory_mb
+
+
+async def test_one_object_around_two_coroutines_counts_in_each_while_it_is_within() -> None:
+    """The first that entered leaves first, not as a stack would have it."""
+    shared = requires(memory_mb=700)
+    is_within, has_left = asyncio.Event(), asyncio.Event()
+
+    async def first() -> list[int | None]:
+        with shared:
+            await is_within.wait()
+            within = memory_asked()
+        has_left.set()
+        return [within, memory_asked()]
+
+    async def second() -> list[int | None]:
+        with shared:
+            is_within.set()
+            await has_left.wait()
+            within = memory_asked()
+        return [within, memory_asked()]
+
+    assert await asyncio.gather(first(), second()) == [[700, None], [700, None]]
+
+
+def test_one_object_around_two_threads_can_be_left_in_the_order_of_entry() -> None:
+    """As a constant of the script would be used."""
+    shared = requires(memory_mb=700)
+    is_within, may_leave = threading.Event(), threading.Event()
+
+    def other() -> int | None:
+        with shared:
+            is_within.set()
+            assert may_leave.wait(10)
+        return memory_asked()
+
+    with ThreadPoolExecutor() as pool:
+        with shared:
+            left = pool.submit(other)
+            assert is_within.wait(10)
+        assert memory_asked() is None
+        may_leave.set()
+        assert left.result(10) is None
+
+
+def test_one_object_within_itself_counts_until_the_outer_use_ends() -> None:
+    shared, larger = requires(memory_mb=700), requires(memory_mb=900)
+    with shared, larger:
+        with shared:
+            assert memory_asked() == 700
+        assert memory_asked() == 900
+    assert memory_asked() is None
 
 
 def test_requirements_on_a_task_leave_the_task_that_they_came_from_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -114,3 +115,19 @@ def test_flow_that_is_killed_takes_its_children_along(
     with running_flow(server, tmp_path, "ignore_interrupts", grace_seconds=60) as process:
         process.kill()
         wait_until(lambda: body_is_gone(tmp_path), what="end of the body", timeout_seconds=10)
+
+
+def test_flow_that_is_killed_takes_its_children_along_though_a_fork_of_it_lives_on(
+    server: PrefectServer, tmp_path: Path
+) -> None:
+    """As a pool of `multiprocessing` does: it must not hold open what tells of the flow's end."""
+    forked = tmp_path / "forked"
+    with running_flow(server, tmp_path, "ignore_interrupts", "forks", grace_seconds=60) as process:
+        wait_until(
+            lambda: forked.exists() and forked.read_text(), what="the fork", timeout_seconds=30
+        )
+        process.kill()
+        try:
+            wait_until(lambda: body_is_gone(tmp_path), what="end of the body", timeout_seconds=10)
+        finally:
+            os.kill(int(forked.read_text()), signal.SIGKILL)
