@@ -69,8 +69,16 @@ def tag(
 
     What is not given stays as it was declared before. The pool's description shows it.
     """
-    pool = asyncio.run(_tag(name, memory_mb, gpu_memory_mb, gpu_count))
+    from prefect_heteroflow.core.routing import OUR_WORKER_TYPES
+
+    pool, worker_type = asyncio.run(_tag(name, memory_mb, gpu_memory_mb, gpu_count))
     typer.echo(f"Tagged work pool {name}: {declared_text(pool)}.")
+    if worker_type not in OUR_WORKER_TYPES:
+        warning = (
+            f"Warning: {name} is of type {worker_type!r}, which no worker of ours serves. Runs that"
+            " are moved there have no limits of ours, and no further retries."
+        )
+        typer.secho(warning, fg="yellow", err=True)
 
 
 @pool_app.command("untag")
@@ -109,12 +117,9 @@ def list_pools(
 
 async def _tag(
     name: str, memory_mb: int | None, gpu_memory_mb: int | None, gpu_count: int | None
-) -> Pool:
-    from prefect_heteroflow.orchestration.pool_tags import (
-        PoolNotFound,
-        PoolOfAnotherType,
-        tag_pool,
-    )
+) -> tuple[Pool, str]:
+    """What is declared now, and the type of the pool."""
+    from prefect_heteroflow.orchestration.pool_tags import PoolNotFound, tag_pool
 
     if memory_mb is None and gpu_memory_mb is None and gpu_count is None:
         raise CommandError(
@@ -124,7 +129,7 @@ async def _tag(
     liveness = liveness_seconds()
     async with api_client() as client:
         try:
-            return await tag_pool(
+            pool = await tag_pool(
                 client,
                 name,
                 memory_mb=memory_mb,
@@ -132,8 +137,9 @@ async def _tag(
                 gpu_count=gpu_count,
                 liveness_seconds=liveness,
             )
-        except (PoolNotFound, PoolOfAnotherType) as error:
+        except PoolNotFound as error:
             raise CommandError(str(error), exit_code=EXIT_REFUSED) from error
+        return pool, (await client.read_work_pool(name)).type
 
 
 async def _untag(name: str) -> bool:

@@ -9,7 +9,6 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.exceptions import ObjectNotFound
 
 from prefect_heteroflow.core.resources import Cluster, Pool
-from prefect_heteroflow.core.routing import OUR_WORKER_TYPES
 from prefect_heteroflow.orchestration.node_values import (
     parse_pool_value,
     pool_to_value,
@@ -41,19 +40,6 @@ class PoolNotFound(Exception):
         )
 
 
-class PoolOfAnotherType(Exception):
-    """Workers of the pool's type are not ours; the text says what to do."""
-
-    def __init__(self, name: str, worker_type: str) -> None:
-        self.name = name
-        super().__init__(
-            f"Work pool {name!r} is of type {worker_type!r}, which no worker of ours serves: runs"
-            " that were moved there would have neither limits nor retries. Tag a pool of type"
-            f" {' or '.join(OUR_WORKER_TYPES)}; create one with `prefect work-pool create NAME"
-            f" --type {OUR_WORKER_TYPES[0]}`."
-        )
-
-
 async def tag_pool(
     client: PrefectClient,
     name: str,
@@ -81,7 +67,6 @@ async def tag_pool(
     Raises:
         ValueError: Nothing is given, or a number is too small; names the value.
         PoolNotFound: There is no such pool.
-        PoolOfAnotherType: Its workers are not ours.
         httpx.HTTPError: The API failed.
     """
     given = {"memory_mb": memory_mb, "gpu_memory_mb": gpu_memory_mb, "gpu_count": gpu_count}
@@ -92,8 +77,6 @@ async def tag_pool(
         if value is not None and (isinstance(value, bool) or value < least):
             raise ValueError(f"{key} is {value}; allowed are whole numbers from {least} on.")
     work_pool = await _read_work_pool(client, name)
-    if work_pool.type not in OUR_WORKER_TYPES:
-        raise PoolOfAnotherType(name, work_pool.type)
     before = await read_pool_tags(client, name) or Pool(name=name)
     pool = Pool(
         name=name,

@@ -285,15 +285,16 @@ def new_pool_of_prefects() -> str:
     return name
 
 
-def test_pool_that_no_worker_of_ours_serves_is_not_tagged(api: PrefectServer) -> None:
-    """Runs that are moved there would run without limits and retries."""
+def test_pool_that_no_worker_of_ours_serves_is_tagged_with_a_warning(api: PrefectServer) -> None:
+    """Runs may go there, and should be sent there knowingly."""
     pool = new_pool_of_prefects()
     result = run_command("pool", "tag", pool, "--memory-mb", "500")
-    assert result.exit_code == 2
-    assert f"Work pool '{pool}' is of type 'process'" in result.stderr
-    assert "prefect work-pool create NAME --type heteroflow" in result.stderr
-    found = json.loads(run_command("pool", "ls", "--json").stdout)["pools"]
-    assert next(it for it in found if it["name"] == pool)["memory_mb"] is None
+    assert (result.exit_code, result.stdout) == (0, f"Tagged work pool {pool}: 500 MB memory.\n")
+    assert f"Warning: {pool} is of type 'process', which no worker of ours serves" in result.stderr
+
+
+def test_pool_of_ours_is_tagged_without_a_warning(api: PrefectServer) -> None:
+    assert run_command("pool", "tag", new_pool(), "--memory-mb", "500").stderr == ""
 
 
 def test_pool_that_no_worker_of_ours_serves_is_listed_as_such(api: PrefectServer) -> None:
