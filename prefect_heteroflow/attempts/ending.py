@@ -129,6 +129,7 @@ class AttemptEnding:
         await self._write(
             dataclasses.replace(self.row, status=AttemptStatus.SUSPENDED, decision=decision)
         )
+        await transitions.let_workers_take(self.worker.client, self.flow_run)
 
     async def ended_in_pause(self) -> None:
         """Its process is gone, which waited for Resume: that is to start the next attempt."""
@@ -136,6 +137,7 @@ class AttemptEnding:
         row = dataclasses.replace(self.row, status=AttemptStatus.SUSPENDED, decision=message)
         await self._write(row)
         self.worker.get_flow_run_logger(self.flow_run).warning("%s", message)
+        await transitions.let_workers_take(self.worker.client, self.flow_run)
         await transitions.suspend_paused(self.worker.client, self.flow_run, message=message)
 
     async def ended_by_itself(self, diagnosis: Diagnosis) -> None:

@@ -172,6 +172,17 @@ async def suspend_paused(client: PrefectClient, flow_run: FlowRun, *, message: s
     await set_state_once(client, flow_run.id, paused, force=True)
 
 
+async def let_workers_take(client: PrefectClient, flow_run: FlowRun) -> None:
+    """Of a flow that suspended itself: its process has ended, and Resume is to start another one.
+
+    After one of the flow's own retries the server keeps the run from all workers, Resume or not.
+    """
+    policy = flow_run.empirical_policy
+    if policy.retry_type == "in_process":
+        policy = policy.model_copy(update={"retry_type": "reschedule"})
+        await client.update_flow_run(flow_run.id, empirical_policy=policy)
+
+
 async def spare_own_retries(client: PrefectClient, flow_run: FlowRun) -> None:
     """Before a retry of ours: it is none of the flow's own `retries`.
 

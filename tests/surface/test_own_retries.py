@@ -89,3 +89,20 @@ def test_flow_that_waited_for_its_own_retry_on_a_node_that_was_stopped_goes_on_e
         ("NodeLost", OTHER),
         (None, POOL),
     ]
+
+
+def test_flow_that_suspends_itself_after_a_retry_of_its_own_goes_on_after_resume(
+    api: Api, worker: Worker, tmp_path: Path
+) -> None:
+    """Prefect keeps it from all workers, Resume or not."""
+    deployed = api.deploy(
+        "own_retry_then_suspend", POOL, name="own-suspends", job_variables=VARIABLES
+    )
+    run = api.submit(deployed, {"marker": str(tmp_path / "marker")})
+    wait_until(
+        lambda: [row["status"] for row in api.rows(run)] == ["suspended"],
+        what="the end of attempt 1",
+        timeout_seconds=60,
+    )
+    api.post(f"/flow_runs/{run}/resume", {})
+    assert api.wait_end(run, timeout_seconds=60).name == "Completed"

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from prefect import flow, get_run_logger, task
+from prefect import flow, get_run_logger, suspend_flow_run, task
 from prefect.flow_runs import pause_flow_run
 from prefect.runtime import flow_run as runtime
 
@@ -347,3 +347,12 @@ def too_slow() -> None:
 async def too_slow_async() -> None:
     """Runs longer than it may."""
     await asyncio.sleep(60)
+
+
+@flow(retries=1)
+def own_retry_then_suspend(marker: str) -> None:
+    """Fails, is retried by Prefect in its process, suspends itself, and ends after Resume."""
+    if not Path(marker).exists():
+        Path(marker).touch()
+        raise ValueError("the first call")
+    suspend_flow_run(timeout=600)
