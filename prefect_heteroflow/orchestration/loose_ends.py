@@ -28,7 +28,8 @@ from prefect_heteroflow.orchestration.sent_once import set_state_once, state_as_
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-_OPEN = [StateType.RUNNING, StateType.PENDING]
+# What is scheduled waits for a retry: its process would have gone on with it.
+_OPEN = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED]
 _PARENTS = "__parents__"
 """Under this name a task run's inputs tell within which others it was submitted."""
 

@@ -33,8 +33,9 @@ def wait_for_task_runs(api: Api, run: str, expected: list[str]) -> None:
     wait_until(lambda: states() == expected, what=f"{expected} as the states of the task runs")
 
 
-def test_task_run_that_died_with_its_attempt_does_not_stay_running(api: Api) -> None:
-    run = api.submit(api.deploy("dies_in_a_task", POOL, name="task", job_variables=AT_ONCE))
+@pytest.mark.parametrize("flow", ["dies_in_a_task", "dies_with_a_waiting_task"])
+def test_task_run_that_died_with_its_attempt_does_not_stay_as_it_was(api: Api, flow: str) -> None:
+    run = api.submit(api.deploy(flow, POOL, name="task", job_variables=AT_ONCE))
     assert api.wait_end(run).name == "Completed"
     wait_for_task_runs(api, run, ["Completed", "Crashed"])
 

@@ -197,28 +197,52 @@ def flaky_network(failures: int) -> int:
     return attempt.attempt
 
 
-@task
-def dies_in_attempt_1() -> int:
-    """Takes its process with it, once the server knows that it runs."""
+def die_in_attempt_1(task_run_id: object, state: str) -> int:
+    """Ends the process once the server knows that the task run is in this state."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
-    from prefect.runtime import task_run
 
     attempt = current_attempt()
     assert attempt is not None
     with get_client(sync_client=True) as client:
         while attempt.attempt == 1:
             with contextlib.suppress(ObjectNotFound):
-                if client.read_task_run(task_run.id).state_name == "Running":
+                if client.read_task_run(task_run_id).state_name == state:
                     os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.1)
     return attempt.attempt
+
+
+@task
+def dies_in_attempt_1() -> int:
+    """Ends the process as soon as the server knows that this task runs."""
+    from prefect.runtime import task_run
+
+    return die_in_attempt_1(task_run.id, "Running")
 
 
 @flow
 def dies_in_a_task() -> int:
     """Its task is running when the process ends."""
     return dies_in_attempt_1()
+
+
+@task(retries=1, retry_delay_seconds=300)
+def fails_in_attempt_1() -> int:
+    """Waits for its retry for longer than the process lives."""
+    attempt = current_attempt()
+    assert attempt is not None
+    if attempt.attempt == 1:
+        raise ValueError("the first call")
+    return attempt.attempt
+
+
+@flow
+def dies_with_a_waiting_task() -> int:
+    """Its task waits for a retry when the process ends."""
+    future = fails_in_attempt_1.submit()
+    die_in_attempt_1(future.task_run_id, "AwaitingRetry")
+    return future.result()
 
 
 @flow
