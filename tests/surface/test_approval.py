@@ -210,6 +210,7 @@ async def test_held_run_whose_flow_had_retried_itself_is_let_to_the_workers(
 ) -> None:
     """After such a retry the server keeps a run from all of them, whatever its state says."""
     run_id = UUID(api.submit(deployment, {"need_mb": 1}))
+    await client.set_flow_run_state(run_id, Running(), force=True)
     run = await client.read_flow_run(run_id)
     own = run.empirical_policy.model_copy(update={"retries": 2, "retry_type": "in_process"})
     await client.update_flow_run(run_id, empirical_policy=own)
