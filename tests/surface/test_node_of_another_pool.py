@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from prefect_heteroflow.orchestration.node_values import NODE_PREFIX
 from tests.support import wait_until
 from tests.support.prefect_server import PrefectServer
 from tests.support.workers import Api, Worker
@@ -159,9 +160,11 @@ def test_run_whose_node_went_to_another_pool_and_died_there_goes_on(
     first.stop()
     # It takes the name, and is too small for the run of before to follow it there.
     between = worker(server, tmp_path, NEW, node, memory_mb=256)
-    between.start(wait=False)
-    wait_until(lambda: pool_of(api, node) == NEW, what="the claim of the name", timeout_seconds=60)
-    between.kill()
+    try:
+        between.start(wait=False)
+        wait_until(lambda: pool_of(api, node) == NEW, what="its claim", timeout_seconds=60)
+    finally:
+        between.kill()
     short = {f"{PREFIX}LOST_CONTACT_TIMEOUT": "10"}
     with worker(server, tmp_path, NEW, f"{node}-c", **short):
         assert api.wait_end(run, timeout_seconds=120).name == "Completed"
@@ -188,5 +191,7 @@ def test_attempt_that_was_planned_in_the_pool_that_its_only_node_has_left_goes_o
 
 
 def pool_of(api: Api, node: str) -> str:
-    variables = api.post("/variables/filter", {"limit": 200})
+    # All others of a server that many tests share are more than one answer holds.
+    wanted = {"variables": {"name": {"like_": NODE_PREFIX}}, "limit": 200}
+    variables = api.post("/variables/filter", wanted)
     return next(it["value"]["pool"] for it in variables if it["value"].get("name") == node)
