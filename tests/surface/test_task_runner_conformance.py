@@ -79,11 +79,25 @@ def _without_ids(value: Any) -> str:
     return _ID.sub("<id>", repr(value))
 
 
+def _edges(inputs: dict[str, Any]) -> dict[str, Any]:
+    """What tasks got from others, and the tasks within which they were submitted.
+
+    Prefect takes one that an argument comes from for such a task too while it still runs: with
+    either runner that is a matter of moments.
+    """
+    given = [
+        source for name, sources in inputs.items() if name != "__parents__" for source in sources
+    ]
+    parents = [it for it in inputs.get("__parents__", ()) if it not in given]
+    edges = {name: sources for name, sources in inputs.items() if name != "__parents__"}
+    return {**edges, "__parents__": parents} if parents else edges
+
+
 def _run(run: Any, names: dict[Any, str]) -> tuple[Any, ...]:
     """Everything of a task run but its ids and times."""
     edges = sorted(
         (parameter, sorted(names.get(getattr(source, "id", None), "?") for source in sources))
-        for parameter, sources in run.task_inputs.items()
+        for parameter, sources in _edges(run.task_inputs).items()
     )
     return (
         names[run.id],
