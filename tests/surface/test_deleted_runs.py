@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import shlex
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from prefect.client.orchestration import PrefectClient
 from prefect.states import Scheduled
 
 from prefect_heteroflow.core.attempts import Attempt, AttemptStatus
@@ -155,55 +157,54 @@ NO_RUN = str(uuid4())
 """An id that no run has any more."""
 
 
-@pytest.mark.parametrize(
-    ("rows", "end"),
-    [
-        pytest.param(
-            [row(2, COMPLETED, NO_RUN, ended_task=True)],
-            ("Completed", "Attempt 2 ended well."),
-            id="ended-well",
-        ),
-        pytest.param(
-            [row(2, FAILED, NO_RUN, ended_task=True, ending="PermanentFailure", decision="Why.")],
-            ("PermanentFailure", "Why."),
-            id="failed-for-good",
-        ),
-        pytest.param(
-            [row(2, CANCELLED, NO_RUN, ended_task=True, decision="A user.")],
-            ("Cancelled", "A user."),
-            id="cancelled",
-        ),
-        pytest.param(
-            [
-                row(2, COMPLETED, NO_RUN, ended_task=True),
-                row(3, CANCELLED, "front", ended_task=True, never_started=True, decision="Late."),
-            ],
-            ("Completed", "Attempt 2 ended well."),
-            id="ended-well-after-all",
-        ),
-        pytest.param(
-            [
-                row(
-                    2,
-                    CANCELLED,
-                    "front",
-                    ended_task=True,
-                    never_started=True,
-                    ending="Failed",
-                    decision="No place.",
-                )
-            ],
-            ("Failed", "No place."),
-            id="no-place",
-        ),
-    ],
-)
-async def test_task_ends_as_its_row_says_where_no_run_tells_its_end(
-    server: PrefectServer, api: Api, rows: list[Attempt], end: tuple[str, str]
-) -> None:
-    """The attempt's run was deleted, or the worker died, before the task was ended."""
+ENDS = {
+    "ended-well": (
+        [row(2, COMPLETED, NO_RUN, ended_task=True)],
+        ("Completed", "Attempt 2 ended well."),
+    ),
+    "failed-for-good": (
+        [row(2, FAILED, NO_RUN, ended_task=True, ending="PermanentFailure", decision="Why.")],
+        ("PermanentFailure", "Why."),
+    ),
+    "cancelled": (
+        [row(2, CANCELLED, NO_RUN, ended_task=True, decision="A user.")],
+        ("Cancelled", "A user."),
+    ),
+    "ended-well-after-all": (
+        [
+            row(2, COMPLETED, NO_RUN, ended_task=True),
+            row(3, CANCELLED, "front", ended_task=True, never_started=True, decision="Late."),
+        ],
+        ("Completed", "Attempt 2 ended well."),
+    ),
+    "no-place": (
+        [
+            row(
+                2,
+                CANCELLED,
+                "front",
+                ended_task=True,
+                never_started=True,
+                ending="Failed",
+                decision="No place.",
+            )
+        ],
+        ("Failed", "No place."),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def fronts(server: PrefectServer, api: Api) -> dict[str, str]:
+    """A front run of each case, all at once: workers look at them after a while."""
+
+    async def make() -> dict[str, str]:
+        async with connected(server) as client:
+            return {case: await front_with(client, rows) for case, (rows, _) in ENDS.items()}
+
     deployment = UUID(api.deploy("sleepy", SMALL, name="deleted"))
-    async with connected(server) as client:
+
+    async def front_with(client: PrefectClient, rows: list[Attempt]) -> str:
         # Later than any worker takes it.
         due = datetime.now(timezone.utc) + timedelta(days=1)
         front = await client.create_flow_run_from_deployment(
@@ -216,5 +217,15 @@ async def test_task_ends_as_its_row_says_where_no_run_tells_its_end(
         ]
         await write_attempts(client, front.id, [row(1, FAILED, own), *rows], summary=True)
         await transitions.escalate(client, front.id, "Attempt 2 goes on elsewhere.")
-    ended = api.wait_end(own)
-    assert (ended.name, ended.message) == end
+        return own
+
+    return asyncio.run(make())
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_task_ends_as_its_row_says_where_no_run_tells_its_end(
+    api: Api, fronts: dict[str, str], case: str
+) -> None:
+    """The attempt's run was deleted, or the worker died, before the task was ended."""
+    ended = api.wait_end(fronts[case])
+    assert (ended.name, ended.message) == ENDS[case][1]

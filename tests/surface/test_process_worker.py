@@ -350,7 +350,11 @@ def test_cancel_that_is_heard_several_times_leaves_no_crash(
 ) -> None:
     """A second SIGTERM comes while the first one is being handled."""
     run = api.submit(deploy(api, flow, memory_mb=512), {"notes": str(notes)})
-    wait_until(notes.exists, what="start of the flow", timeout_seconds=60)
+    wait_until(
+        lambda: notes.exists() and len(notes.read_text().split()) > 1,
+        what="start of the flow",
+        timeout_seconds=60,
+    )
     pid = int(notes.read_text().split()[1])
     for _ in range(3):
         os.kill(pid, signal.SIGTERM)
