@@ -47,7 +47,7 @@ class _Ear(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.hear(f"{record.getMessage()}\n")
-        except Exception:
+        except Exception:  # as all handlers do: a record with wrong arguments ends no flow
             self.handleError(record)
 
 

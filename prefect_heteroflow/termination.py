@@ -112,7 +112,7 @@ def run_cancellation_hooks(flow: Flow[..., Any], flow_run: FlowRun) -> None:
         return
     try:
         run = load_flow_run(flow_run.id)
-    except Exception:
+    except Exception:  # whatever the API does: the process ends anyway
         _logger.warning("Could not read the run's state; cancellation hooks do not run.")
         return
     if run.state is None or not run.state.is_cancelling():
@@ -122,7 +122,7 @@ def run_cancellation_hooks(flow: Flow[..., Any], flow_run: FlowRun) -> None:
             outcome = hook(flow, run, run.state)
             if inspect.isawaitable(outcome):
                 run_coro_as_sync(_awaited(outcome))
-        except Exception:
+        except Exception:  # of the user's code; the next hook runs all the same
             _logger.exception("The cancellation hook %r failed.", hook)
 
 

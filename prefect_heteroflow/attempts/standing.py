@@ -126,13 +126,18 @@ async def _end_needless(
 
 
 async def _held_run_of(client: PrefectClient, row: Attempt) -> FlowRun | None:
-    if row.status is not AttemptStatus.SCHEDULED or not row.flow_run_id:
+    run = await _run_of(client, row) if row.status is AttemptStatus.SCHEDULED else None
+    return run if run is not None and is_held(run) else None
+
+
+async def _run_of(client: PrefectClient, row: Attempt) -> FlowRun | None:
+    """The run that carries the attempt; `None` if none does, or it was deleted."""
+    if not row.flow_run_id:
         return None
     try:
-        run = await client.read_flow_run(UUID(row.flow_run_id))
+        return await client.read_flow_run(UUID(row.flow_run_id))
     except ObjectNotFound:
         return None
-    return run if is_held(run) else None
 
 
 async def _was_left_open(
@@ -145,14 +150,10 @@ async def _was_left_open(
     A person has set the run to that end, or the flow has; a live worker would have closed the row,
     or will do so when the flow has done what it does after its end.
     """
-    if row.status is not AttemptStatus.RUNNING or not row.flow_run_id:
+    run = await _run_of(client, row) if row.status is AttemptStatus.RUNNING else None
+    if run is None or run.state is None or not run.state.is_final():
         return False
-    try:
-        run = await client.read_flow_run(UUID(row.flow_run_id))
-    except ObjectNotFound:
-        return False
-    has_ended = run.state is not None and run.state.is_final()
-    return has_ended and not await is_looked_after(row.node, row.pool)
+    return not await is_looked_after(row.node, row.pool)
 
 
 def _is_carried_elsewhere(row: Attempt, flow_run: FlowRun, pool: str) -> bool:

@@ -37,9 +37,8 @@ class RuleLines:
         """Take the next part of the output; it may end anywhere."""
         if not self._rules or not text:
             return
-        *whole, rest = (self._unfinished + text).replace("\r", "\n").rsplit("\n", 1)
-        if whole:
-            self._look("\n".join(whole))
+        whole, _, rest = (self._unfinished + text).replace("\r", "\n").rpartition("\n")
+        self._look(whole)
         if len(rest) > _LONGEST:
             self._look(rest)
             rest = rest[-UNBOUNDED:]
